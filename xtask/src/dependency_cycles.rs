@@ -13,11 +13,7 @@ use std::path::{Path, PathBuf};
 type Module = Vec<String>;
 
 /// Cycles that are allowed, each given by a file, with the reason.
-const ALLOWED_CYCLES: &[(&str, &str, &str)] = &[(
-    "policy",
-    "policies/auto/model/problem",
-    "auto's problem and the modules that score it",
-)];
+const ALLOWED_CYCLES: &[(&str, &str, &str)] = &[];
 
 /// Adds a complaint for each cycle of a crate, and for each entry of [`ALLOWED_CYCLES`] that no longer exists.
 ///

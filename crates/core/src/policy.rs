@@ -97,11 +97,6 @@ pub enum Verification {
     Proposed(Box<ProposedChange>),
     /// The last proposed change stays with the verifier. Any other verification withdraws it.
     Pending,
-    /// This plan is one of two that alternate. The trial gives the verdict, and the guard protects only goals.
-    Trial,
-    /// A trial has ended in favor of this plan. The guard rolls it back only if the windows of the trial show that it
-    /// harms a process more than the others gain, and it compares later plans with this one.
-    Measured,
 }
 
 impl Verification {

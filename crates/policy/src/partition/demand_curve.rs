@@ -123,29 +123,19 @@ impl DemandCurve {
             .then_some(demand_curve)
     }
 
-    /// Bounds the curve by a measurement with this number of units. The cost with this number of units or more is at
-    /// most the measured cost. If no other program used the units, the cost with this number or fewer is at least the
-    /// measured cost.
+    /// Bounds the curve by a measurement with this number of units that no other program used: more units cost at most as
+    /// much, and fewer at least as much.
     #[must_use]
-    pub fn apply_bound(
-        mut self,
-        units: u32,
-        measured_speed: MeasuredSpeed,
-        is_exclusive: bool,
-    ) -> Self {
+    pub fn apply_bound(mut self, units: u32, measured_speed: MeasuredSpeed) -> Self {
         let bound_values = |values: &mut [f64], measured_value: f64| {
             for (index, value) in values.iter_mut().enumerate() {
                 let units_held = index as u32 + 1;
-                *value = if is_exclusive && units_held <= units {
-                    value.max(measured_value)
-                } else {
-                    *value
-                };
-                *value = if units_held >= units {
-                    value.min(measured_value)
-                } else {
-                    *value
-                };
+                if units_held <= units {
+                    *value = value.max(measured_value);
+                }
+                if units_held >= units {
+                    *value = value.min(measured_value);
+                }
             }
         };
         bound_values(&mut self.cycles_per_instr, measured_speed.cycles_per_instr);
@@ -381,8 +371,7 @@ mod tests {
         );
     }
 
-    /// Does a measurement under a share bound the curve from above for more units, and from below for fewer units if no
-    /// other program used them?
+    /// Does a measurement under a share bound the curve from above for more units, and from below for fewer?
     #[test]
     fn measured_shares_bound_the_curve() {
         let flat = DemandCurve {
@@ -395,31 +384,12 @@ mod tests {
             stall_cycles_per_miss: None,
         };
         assert_eq!(
-            flat.clone()
-                .apply_bound(2, measured(3.0), true)
-                .cycles_per_instr,
+            flat.clone().apply_bound(2, measured(3.0)).cycles_per_instr,
             [3.0, 3.0, 1.2, 1.1]
         );
         assert_eq!(
-            flat.clone()
-                .apply_bound(2, measured(1.15), true)
-                .cycles_per_instr,
+            flat.clone().apply_bound(2, measured(1.15)).cycles_per_instr,
             [2.0, 1.15, 1.15, 1.1]
-        );
-        let shared = |cycles| {
-            flat.clone()
-                .apply_bound(2, measured(cycles), false)
-                .cycles_per_instr
-        };
-        assert_eq!(
-            shared(1.15),
-            [2.0, 1.15, 1.15, 1.1],
-            "alone in these units, it would be no slower"
-        );
-        assert_eq!(
-            shared(3.0),
-            [2.0, 1.5, 1.2, 1.1],
-            "others used the units: fewer are not bounded"
         );
     }
 

@@ -3,5 +3,5 @@
 
 pub mod demand_curve;
 pub(crate) mod partitioned_cache;
-pub(crate) mod speed_history;
+pub(crate) mod share_speeds;
 pub mod units;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{
     Cache, CacheId, CacheShare, Goal, GroupId, IndexSet, PageMigration, PartitionSupport,
-    ProcessId, ShareMember, TaskId, TaskSample, Topology, Units, View,
+    ProcessId, ShareMember, TaskId, TaskSample, Units, View,
 };
 
 use super::units::assign;
@@ -133,9 +133,7 @@ impl HomeCaches {
         });
         let mut domains: Vec<PartitionedCache<'a>> = caches
             .iter()
-            .map(|&(cache, partition_units)| {
-                PartitionedCache::new(cache, partition_units, view.topology)
-            })
+            .map(|&(cache, partition_units)| PartitionedCache::new(cache, partition_units))
             .collect();
         for cache_process in processes {
             if let Some(cache) = cache_process.home_cache(&caches) {
@@ -156,27 +154,15 @@ impl HomeCaches {
 /// A cache that can be partitioned, with its processes.
 pub struct PartitionedCache<'a> {
     pub cache: &'a Cache,
-    /// Largest cache between this one and memory, if any.
-    pub outer_cache: Option<&'a Cache>,
     pub partition_units: PartitionSupport,
     pub processes: Vec<CacheProcess<'a>>,
 }
 
 impl<'a> PartitionedCache<'a> {
     /// Builds the cache without processes.
-    pub fn new(
-        cache: &'a Cache,
-        partition_units: PartitionSupport,
-        topology: &'a Topology,
-    ) -> Self {
-        let outer_caches = topology
-            .caches
-            .iter()
-            .filter(|outer| outer.level > cache.level && cache.cpus.is_subset(&outer.cpus));
-        let outer_cache = outer_caches.max_by_key(|outer| outer.size_bytes);
+    pub fn new(cache: &'a Cache, partition_units: PartitionSupport) -> Self {
         PartitionedCache {
             cache,
-            outer_cache,
             partition_units,
             processes: Vec::new(),
         }

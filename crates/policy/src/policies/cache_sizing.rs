@@ -9,25 +9,24 @@
 //!    processes under these shares, under the present ones, and without any. The best of the three is chosen if it
 //!    gains enough and the gain repays the copying of pages in time. A goal that is missed now is sufficient reason by
 //!    itself. For the present shares, measured speeds replace the forecast.
-//! 3. Put the shares on trial: old, new, old again, with speeds measured in each ([`ab_test`]). New
-//!    shares are dropped unless they measure better by the minimum gain. Shares in force are tested again from time to
-//!    time ([`share_controller`]).
+//! 3. Propose the change to the verifier ([`crate::verifier`]), which keeps it only if it is measured faster. What is
+//!    measured meanwhile bounds the curves ([`share_evidence`]).
 //!
 //! Properties: without evidence, nothing changes. A single process is confined only for a goal. A new process is
 //! unrestricted until its curve is known. Two programs of one time-share group get a co-run penalty. The policy does
-//! not place tasks, so it can be combined with any placement.
+//! not place tasks, so it can be combined with any placement. One change is measured at a time.
 
-mod ab_test;
 mod allocate;
-mod share_controller;
+mod share_evidence;
 mod trace_planner;
 
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Ability, CacheId, CacheShare, CoRunPenalty, Decision, GroupId, PartitionSupport, Plan, Policy,
-    ProbeRequest, ProcessId, Profiles, Reason, ReasonKind, ShareMember, TaskId, TaskSample,
-    Verification, View, WindowLength,
+    Ability, CacheId, CacheShare, CoRunPenalty, Decision, Forecast, GroupId, PartitionSupport,
+    Plan, Policy, ProbeRequest, ProcessId, Profiles, ProposedChange, Reason, ShareMember,
+    SpeedObjective, TaskId, TaskSample, Verification, VerificationMethod, VerificationOutcome,
+    View, WindowLength,
 };
 use serde::Deserialize;
 
@@ -37,11 +36,10 @@ use crate::partition::demand_curve::DemandCurve;
 use crate::partition::partitioned_cache::{
     CacheProcess, HomeCaches, PartitionedCache, SharingGroup,
 };
-use crate::partition::speed_history::SpeedRecord;
+use crate::partition::share_speeds::ShareSpeeds;
 use crate::partition::units::pages_to_move;
-use ab_test::{AbTest, AbTestLengths};
 use allocate::{Allocation, AllocationLimits, Claimant, PartitionKind, SizingObjective, allocate};
-use share_controller::{ShareController, ShareVerdict, TrialStatus, TrialTerms};
+use share_evidence::{MIN_MEASURED_WINDOWS, ShareEvidence};
 use trace_planner::{TracePlanner, TraceTerms};
 
 /// Parameters of `cache-sizing`, which the policy's page explains.
@@ -69,10 +67,8 @@ pub struct Parameters {
     pub miss_penalty_cycles: Option<f64>,
     /// Number of windows after a change before speeds count.
     pub warmup_windows: u32,
-    /// Number of windows in each leg of a trial; 0 disables trials.
-    pub measure_windows: u32,
-    /// Maximum fraction of the time that trials may cost.
-    pub trial_share: f64,
+    /// Whether a change is kept only if it is measured faster; otherwise, it is applied at once.
+    pub confirms: bool,
     /// Maximum fraction of processor time for traces beyond the first one of each process.
     pub trace_share: f64,
 }
@@ -91,30 +87,27 @@ impl Default for Parameters {
             payback_ns: 10_000_000_000,
             miss_penalty_cycles: None,
             warmup_windows: 1,
-            measure_windows: 3,
-            trial_share: 0.01,
+            confirms: true,
             trace_share: 0.01,
         }
     }
 }
 
 impl Parameters {
-    fn trial_terms(&self, domain: &PartitionedCache<'_>) -> TrialTerms {
-        let lengths = AbTestLengths::for_cache(domain, self.warmup_windows, self.measure_windows);
-        TrialTerms {
-            lengths,
-            min_gain: self.min_gain,
-            trial_share: self.trial_share,
-        }
+    /// Returns whether a change of this cache is measured by the sum of speeds. Changes for a goal or for fairness may
+    /// cost speed.
+    fn confirms_changes_of(&self, domain: &PartitionedCache<'_>) -> bool {
+        let compares_speeds = matches!(
+            self.objective,
+            SizingObjective::WeightedSpeedup | SizingObjective::Stalls | SizingObjective::Misses
+        );
+        self.confirms && compares_speeds && !domain.has_goals()
     }
 
     fn parse(text: &str) -> Result<Self, ParameterError> {
         let parameters: Parameters = parse_parameters(text)?;
         ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64)])?;
-        ParameterRange::Above(0.0).check([
-            ("trial_share", parameters.trial_share),
-            ("trace_share", parameters.trace_share),
-        ])?;
+        ParameterRange::Above(0.0).check([("trace_share", parameters.trace_share)])?;
         ParameterRange::FromZero.check([
             ("insensitive_below", parameters.insensitive_below),
             ("min_gain", parameters.min_gain),
@@ -127,14 +120,25 @@ impl Parameters {
     }
 }
 
-/// Number of times that the shares change in a trial that ends with adoption.
-const CHANGES_OF_A_TRIAL: f64 = 3.0;
+/// Number of times that pages are copied for a change that may be undone.
+const COPIES_OF_A_CONFIRMED_CHANGE: f64 = 2.0;
+/// Number of windows between two proposals with the same co-runners in the same phases.
+const PROPOSAL_INTERVAL_WINDOWS: u64 = 30;
 
 struct CacheSizing {
     parameters: Parameters,
-    caches: BTreeMap<CacheId, ShareController>,
+    caches: BTreeMap<CacheId, ShareEvidence>,
     home_caches: HomeCaches,
     traces: TracePlanner,
+    /// The cache whose change the verifier measures, and its shares before.
+    open_change: Option<(CacheId, Vec<CacheShare>)>,
+}
+
+/// New shares of one cache.
+struct ShareChange {
+    shares: Vec<CacheShare>,
+    /// The terms of the verification; `None` if the change is applied at once.
+    terms: Option<Box<ProposedChange>>,
 }
 
 impl Policy for CacheSizing {
@@ -144,166 +148,157 @@ impl Policy for CacheSizing {
         });
         let mut reasons = Vec::new();
         self.traces.record_answers(view);
-        for domain in self.home_caches.collect(view) {
-            let controller = self.caches.entry(domain.cache.id).or_default();
-            let current_shares =
-                controller.observe(view, &domain, self.parameters.trial_terms(&domain));
-            let shares = self.size_caches(view, &domain, current_shares, &mut reasons);
+        let interrupted_change = self.record_verdict(view);
+        let domains = self.home_caches.collect(view);
+        let mut shares_by_domain = Vec::new();
+        for domain in &domains {
+            let evidence = self.caches.entry(domain.cache.id).or_default();
+            evidence.observe(view, domain, self.parameters.warmup_windows);
+            shares_by_domain.push(self.kept_shares(view, domain, interrupted_change.as_ref()));
+        }
+        plan.shares = shares_by_domain.concat();
+
+        let mut verification = Verification::BeforeAndAfter;
+        if self.open_change.is_some() {
+            verification = Verification::Pending;
+        } else if !view.verdicts.is_paused(view.observation.window) {
+            for (index, domain) in domains.iter().enumerate() {
+                let Some(change) =
+                    self.find_change(view, domain, &shares_by_domain, index, &mut reasons)
+                else {
+                    continue;
+                };
+                let before = std::mem::replace(&mut shares_by_domain[index], change.shares);
+                plan.shares = shares_by_domain.concat();
+                if let Some(terms) = change.terms {
+                    self.open_change = Some((domain.cache.id, before));
+                    verification = Verification::Proposed(terms);
+                    break;
+                }
+            }
+        }
+
+        for domain in &domains {
             plan.penalties
-                .extend(time_share_penalties(view, &domain, &shares));
-            plan.shares.extend(shares);
-            plan.probes.extend(self.request_traces(view, &domain));
+                .extend(time_share_penalties(view, domain, &plan.shares));
+            if self.open_change.is_none() {
+                plan.probes.extend(self.request_traces(view, domain));
+            }
         }
         Decision {
-            verification: self.verification_terms(&reasons),
+            verification,
             ..Decision::new(plan, reasons)
         }
     }
 }
 
 impl CacheSizing {
-    /// Returns the verification terms. A trial on any cache verifies the whole plan, because the shares of all other
-    /// caches do not change.
-    fn verification_terms(&self, reasons: &[Reason]) -> Verification {
-        if self.caches.values().any(ShareController::is_on_trial) {
-            Verification::Trial
-        } else if reasons
-            .iter()
-            .any(|reason| reason.kind == ReasonKind::TrialVerdict)
-        {
-            Verification::Measured
-        } else {
-            Verification::BeforeAndAfter
+    /// Ends the open change if there is a verdict. Returns the change if its measurement was interrupted.
+    fn record_verdict(&mut self, view: &View<'_>) -> Option<(CacheId, Vec<CacheShare>)> {
+        let outcome = view.verdicts.latest()?.outcome;
+        let open_change = self.open_change.take();
+        if outcome == VerificationOutcome::Interrupted {
+            return open_change;
         }
+        None
     }
 
-    /// Returns the shares of one cache for the next window.
-    fn size_caches(
+    /// Returns the shares of one cache without a change: those in force, or those before an interrupted change.
+    fn kept_shares(
+        &self,
+        view: &View<'_>,
+        domain: &PartitionedCache<'_>,
+        interrupted_change: Option<&(CacheId, Vec<CacheShare>)>,
+    ) -> Vec<CacheShare> {
+        let undivided_shares = || domain.undivided_shares(self.parameters.page_migration.into());
+        let restored = interrupted_change.filter(|(cache, _)| *cache == domain.cache.id);
+        let shares = match restored {
+            Some((_, before)) => domain.surviving_shares(before),
+            None => domain.surviving_shares(&view.plan_to_keep().shares),
+        };
+        let evidence = self.caches.get(&domain.cache.id);
+        let was_divided = evidence.is_some_and(|evidence| evidence.was_divided);
+        // Pages keep their colors, so the end of a partition needs a share too.
+        let is_released = shares.is_empty() && was_divided;
+        if is_released || !domain.needs_partition() && !shares.is_empty() {
+            return undivided_shares();
+        }
+        shares
+    }
+
+    /// Returns new shares of the cache at this index, if there are better ones that the verifier does not exclude.
+    fn find_change(
         &mut self,
         view: &View<'_>,
         domain: &PartitionedCache<'_>,
-        current_shares: Vec<CacheShare>,
+        shares_by_domain: &[Vec<CacheShare>],
+        index: usize,
         reasons: &mut Vec<Reason>,
-    ) -> Vec<CacheShare> {
+    ) -> Option<ShareChange> {
         let parameters = &self.parameters;
-        let Some(controller) = self.caches.get_mut(&domain.cache.id) else {
-            return current_shares;
-        };
-        let undivided_shares = || domain.undivided_shares(parameters.page_migration.into());
-        if !domain.needs_partition() {
-            return if current_shares.is_empty() {
-                current_shares
-            } else {
-                undivided_shares()
-            };
+        let evidence = self.caches.get_mut(&domain.cache.id)?;
+        let is_confirmed = parameters.confirms_changes_of(domain);
+        let window = view.observation.window;
+        let is_early = is_confirmed
+            && (evidence.speeds.windows < MIN_MEASURED_WINDOWS
+                || evidence
+                    .last_proposal
+                    .is_some_and(|last| window < last + PROPOSAL_INTERVAL_WINDOWS));
+        if is_early || !domain.needs_partition() {
+            return None;
         }
-        match controller.judge_window(
-            view,
-            domain,
-            &current_shares,
-            parameters.trial_terms(domain),
-        ) {
-            Some(TrialStatus::Running(shares)) => return shares,
-            Some(TrialStatus::Over(verdict)) => {
-                reasons.push(verdict_reason(domain, &verdict));
-                return verdict.shares;
-            }
-            None => {}
-        }
-        if controller.is_settling() && !domain.has_goals() && parameters.measure_windows > 0 {
-            return current_shares;
-        }
-        let claimants: Option<Vec<Claimant>> = domain
+        let current_shares = &shares_by_domain[index];
+        let mut claimants: Vec<Claimant> = domain
             .processes
             .iter()
-            .map(|cache_process| {
-                build_claimant(view, domain, cache_process, controller, parameters)
-            })
-            .collect();
-        let Some(mut claimants) =
-            claimants.filter(|_| domain.has_goals() || controller.can_start_trial())
-        else {
-            return current_shares;
-        };
-        raise_floors_of_unmet_goals(
-            controller,
-            domain,
-            &mut claimants,
-            &current_shares,
-            parameters,
-            reasons,
-        );
-        let payback_ns = controller
-            .expected_lifetime_ns(parameters.window_ns)
-            .min(parameters.payback_ns as f64);
+            .map(|process| build_claimant(view, domain, process, evidence, parameters))
+            .collect::<Option<_>>()?;
+        raise_floors_of_unmet_goals(evidence, domain, &mut claimants, current_shares, reasons);
+        let lifetime_ns = evidence.expected_lifetime_ns(parameters.window_ns);
         let forecast = SizingForecast {
             view,
             domain,
             claimants: &claimants,
-            speeds: &controller.speeds,
-            payback_ns,
+            speeds: &evidence.speeds,
+            payback_ns: lifetime_ns.min(parameters.payback_ns as f64),
+            copies: if is_confirmed {
+                COPIES_OF_A_CONFIRMED_CHANGE
+            } else {
+                1.0
+            },
         };
-        let trial = forecast.build_trial(parameters);
-        let retrial = trial
-            .clone()
-            .filter(|_| !domain.is_undivided(&current_shares));
-        if let Some(trial) = retrial.clone().filter(|_| controller.tests_current_next()) {
-            controller.start_trial(
-                current_shares.clone(),
-                undivided_shares(),
-                current_shares.clone(),
-                trial,
-                true,
-            );
-            return current_shares;
-        }
+        let mut change_reasons = Vec::new();
         let mut allocation_reasons = Vec::new();
-        let proposal = plan_shares(
+        let proposed_shares = plan_shares(
             view,
             domain,
             &claimants,
-            &current_shares,
+            current_shares,
             parameters,
             &mut allocation_reasons,
-        );
-        let chosen_shares = proposal.and_then(|proposed| {
-            forecast.choose_shares(parameters, &current_shares, proposed, reasons)
-        });
-        match (chosen_shares, trial, retrial) {
-            (Some(chosen_shares), Some(trial), _) => {
-                reasons.extend(allocation_reasons);
-                let fallback_shares = if current_shares.is_empty() {
-                    undivided_shares()
-                } else {
-                    current_shares.clone()
-                };
-                let tests_current_shares = domain.is_undivided(&chosen_shares);
-                controller.start_trial(
-                    current_shares.clone(),
-                    chosen_shares,
-                    fallback_shares,
-                    trial,
-                    tests_current_shares,
-                );
-                current_shares
-            }
-            (Some(chosen_shares), None, _) => {
-                reasons.extend(allocation_reasons);
-                controller.record_change();
-                chosen_shares
-            }
-            (None, _, Some(trial)) => {
-                controller.start_trial(
-                    current_shares.clone(),
-                    undivided_shares(),
-                    current_shares.clone(),
-                    trial,
-                    true,
-                );
-                current_shares
-            }
-            (None, _, None) => current_shares,
+        )?;
+        let (shares, gain) = forecast.choose_shares(
+            parameters,
+            current_shares,
+            proposed_shares,
+            &mut change_reasons,
+        )?;
+
+        let plan_of = |shares_by_domain: &[Vec<CacheShare>]| Plan {
+            shares: shares_by_domain.concat(),
+            ..Plan::idle(view.previous_plan.window)
+        };
+        let mut new_shares = shares_by_domain.to_vec();
+        new_shares[index].clone_from(&shares);
+        let (current_plan, new_plan) = (plan_of(shares_by_domain), plan_of(&new_shares));
+        if view.verdicts.excludes(&new_plan, &current_plan, view) {
+            return None;
         }
+        reasons.extend(change_reasons);
+        reasons.extend(allocation_reasons);
+        evidence.last_proposal = Some(window);
+        let terms = is_confirmed.then(|| Box::new(forecast.terms(parameters, gain)));
+        Some(ShareChange { shares, terms })
     }
 
     /// Returns the trace requests for one cache.
@@ -313,15 +308,8 @@ impl CacheSizing {
         domain: &PartitionedCache<'_>,
     ) -> Vec<ProbeRequest> {
         let can_trace = view.capabilities.has_ability(Ability::TraceAddresses);
-        let controller = self.caches.entry(domain.cache.id).or_default();
-        // While no trial may begin, no curve is needed.
-        let is_cooling_down = !domain.has_goals() && !controller.can_start_trial();
         let parameters = &self.parameters;
-        if !can_trace
-            || parameters.trace_entries == 0
-            || is_cooling_down
-            || !domain.needs_partition()
-        {
+        if !can_trace || parameters.trace_entries == 0 || !domain.needs_partition() {
             return Vec::new();
         }
         let terms = TraceTerms {
@@ -330,10 +318,10 @@ impl CacheSizing {
             budget_ns: parameters.trace_budget_ns,
             min_gain: parameters.min_gain,
             max_share: parameters.trace_share,
-            max_longer_share: parameters.trial_share,
         };
+        let evidence = self.caches.entry(domain.cache.id).or_default();
         self.traces
-            .request_traces(view, domain, &controller.speeds, &terms)
+            .request_traces(view, domain, &evidence.speeds, &terms)
     }
 }
 
@@ -341,10 +329,10 @@ fn build_claimant(
     view: &View<'_>,
     domain: &PartitionedCache<'_>,
     cache_process: &CacheProcess<'_>,
-    controller: &ShareController,
+    evidence: &ShareEvidence,
     parameters: &Parameters,
 ) -> Option<Claimant> {
-    let speed = controller.speeds.measured_speed(cache_process.process);
+    let speed = evidence.speeds.measured_speed(cache_process.process);
     let bytes = domain.cache.size_bytes?;
     let task_demand = |task: &&TaskSample| {
         let profile = view.profiles.get(&task.task)?;
@@ -367,12 +355,12 @@ fn build_claimant(
     } else {
         1.0
     };
-    let min_units = controller
+    let min_units = evidence
         .insufficient_units
         .get(&cache_process.process)
         .map_or(1, |units| units + 1);
     let demand =
-        controller.apply_bounds(cache_process, DemandCurve::mean_of_curves(&thread_demands)?);
+        evidence.apply_bounds(cache_process, DemandCurve::mean_of_curves(&thread_demands)?);
     Some(Claimant {
         demand,
         priority,
@@ -478,9 +466,11 @@ struct SizingForecast<'a> {
     domain: &'a PartitionedCache<'a>,
     claimants: &'a [Claimant],
     /// Measured speeds under the present shares.
-    speeds: &'a SpeedRecord,
+    speeds: &'a ShareSpeeds,
     /// Maximum time until a change must have paid off, because its gain ends with the phase for which it was computed.
     payback_ns: f64,
+    /// Number of times that pages may be copied.
+    copies: f64,
 }
 
 impl SizingForecast<'_> {
@@ -563,14 +553,15 @@ impl SizingForecast<'_> {
             .count()
     }
 
-    /// Returns the shares to adopt; an empty list means the whole cache. `None` if the present shares stay.
+    /// Returns the shares to adopt, with the forecast gain; an empty list means the whole cache. `None` if the present
+    /// shares stay.
     fn choose_shares(
         &self,
         parameters: &Parameters,
         current_shares: &[CacheShare],
         proposed_shares: Vec<CacheShare>,
         reasons: &mut Vec<Reason>,
-    ) -> Option<Vec<CacheShare>> {
+    ) -> Option<(Vec<CacheShare>, f64)> {
         let objective = parameters.objective;
         let current_speeds = self.current_performance(current_shares)?;
         let score_of = |performances: &[(f64, f64)]| objective.score(self.claimants, performances);
@@ -606,12 +597,7 @@ impl SizingForecast<'_> {
             self.count_missed_goals(chosen_forecast) > self.count_missed_goals(&current_speeds);
         let relative_gain = (score_of(&current_speeds) - score_of(chosen_forecast))
             / score_of(&current_speeds).abs().max(1e-9);
-        let changes = if self.build_trial(parameters).is_some() {
-            CHANGES_OF_A_TRIAL
-        } else {
-            1.0
-        };
-        let cost_ns = changes * self.copying_cost_ns(&chosen_shares);
+        let cost_ns = self.copies * self.copying_cost_ns(&chosen_shares);
         // Share of the time that the change saves, summed over all processes.
         let saved_share = current_speeds
             .iter()
@@ -665,44 +651,27 @@ impl SizingForecast<'_> {
             .map(|(name, value)| (name.to_string(), value))
             .to_vec();
         reasons.push(Reason::new(tasks, text, numbers));
-        Some(chosen_shares)
+        Some((chosen_shares, relative_gain))
     }
 
-    /// Builds a trial; `None` unless all speeds are measured and the objective is a sum of speeds.
-    fn build_trial(&self, parameters: &Parameters) -> Option<AbTest> {
-        let compares_speeds = matches!(
-            parameters.objective,
-            SizingObjective::WeightedSpeedup | SizingObjective::Stalls | SizingObjective::Misses
-        );
-        let has_all_speeds = self
-            .domain
-            .processes
-            .iter()
-            .all(|present| self.speeds.measured_speed(present.process).is_some());
-        let is_measurable = compares_speeds
-            && has_all_speeds
-            && !self.domain.has_goals()
-            && parameters.measure_windows > 0;
-        let weight_of = |(cache_process, claimant): (&CacheProcess<'_>, &Claimant)| {
-            (
-                cache_process.process,
-                claimant.priority * claimant.demand.whole_cache_cycles(),
-            )
+    /// Returns the terms on which a change is confirmed: the sum of speeds relative to those on the whole cache.
+    fn terms(&self, parameters: &Parameters, gain: f64) -> ProposedChange {
+        let weighted_speed = |(process, claimant): (&CacheProcess<'_>, &Claimant)| {
+            let speed = self.speeds.measured_speed(process.process)?;
+            let whole_cache_cycles = claimant.demand.whole_cache_cycles();
+            let relative_speed = whole_cache_cycles / speed.cycles_per_instr;
+            Some((process.process, claimant.priority * relative_speed))
         };
-        let process_weights = || {
-            self.domain
-                .processes
-                .iter()
-                .zip(self.claimants)
-                .map(weight_of)
-                .collect()
-        };
-        is_measurable.then(|| {
-            AbTest::new(
-                parameters.trial_terms(self.domain).lengths,
-                process_weights(),
-            )
-        })
+        let processes = self.domain.processes.iter().zip(self.claimants);
+        ProposedChange {
+            method: VerificationMethod::Confirmation,
+            forecasts: [Forecast::default(), Forecast::default()],
+            forecast_gain: gain,
+            min_gain: parameters.min_gain,
+            objective: SpeedObjective::Sum,
+            speeds: processes.filter_map(weighted_speed).collect(),
+            goal_processes: Vec::new(),
+        }
     }
 
     /// Returns the cost of copying pages into these shares, in nanoseconds; 0 if the units are ways or the frames are
@@ -734,24 +703,20 @@ impl SizingForecast<'_> {
     }
 }
 
-/// Number of undisturbed windows after which a goal counts as missed.
-const MIN_MISSED_WINDOWS: u32 = 3;
-
 /// Raises the minimum share of programs whose goals measurements show to be missed. They need more than their present
 /// share, whatever the curve predicts.
 fn raise_floors_of_unmet_goals(
-    controller: &mut ShareController,
+    evidence: &mut ShareEvidence,
     domain: &PartitionedCache<'_>,
     claimants: &mut [Claimant],
     current_shares: &[CacheShare],
-    parameters: &Parameters,
     reasons: &mut Vec<Reason>,
 ) {
-    if controller.speeds.windows < MIN_MISSED_WINDOWS.max(parameters.measure_windows) {
+    if evidence.speeds.windows < MIN_MEASURED_WINDOWS {
         return;
     }
     for (claimant, cache_process) in claimants.iter_mut().zip(&domain.processes) {
-        let measured_cycles = controller
+        let measured_cycles = evidence
             .speeds
             .measured_speed(cache_process.process)
             .map(|speed| speed.cycles_per_instr);
@@ -770,7 +735,7 @@ fn raise_floors_of_unmet_goals(
         }
         let units = share.units.set().count();
         claimant.min_units = claimant.min_units.max(units + 1);
-        let is_new_result = controller
+        let is_new_result = evidence
             .insufficient_units
             .insert(cache_process.process, units)
             != Some(units);
@@ -784,56 +749,6 @@ fn raise_floors_of_unmet_goals(
             let tasks = vec![cache_process.tasks[0].task];
             reasons.push(Reason::new(tasks, text, numbers));
         }
-    }
-}
-
-/// Returns the verdict of a trial as a reason for the log.
-fn verdict_reason(domain: &PartitionedCache<'_>, verdict: &ShareVerdict) -> Reason {
-    let text = match (
-        verdict.tests_current_shares,
-        verdict.is_adopted,
-        verdict.ratio,
-    ) {
-        (false, true, _) => {
-            "the trial of new shares of cache {} made its programs faster: they are kept"
-        }
-        (false, false, Some(_)) => {
-            "the trial of new shares of cache {} made its programs no faster: the old shares are kept"
-        }
-        (true, true, _) => {
-            "the repeated trial of the shares of cache {} shows its programs as fast without: it is shared"
-        }
-        (true, false, Some(_)) => {
-            "the repeated trial of the shares of cache {} shows its programs faster with them: they are kept"
-        }
-        (_, false, None) => {
-            "the trial of the shares of cache {} was inconclusive: the old shares are kept"
-        }
-    };
-    let text = text.replace("{}", &domain.cache.id.0.to_string());
-    let tasks = domain
-        .processes
-        .iter()
-        .map(|cache_process| cache_process.tasks[0].task)
-        .collect();
-    let ratio_numbers = verdict.ratio.map(|ratio| {
-        [
-            ("speed_over_before", ratio.ratio),
-            ("standard_error", ratio.standard_error),
-        ]
-    });
-    let numbers = ratio_numbers
-        .into_iter()
-        .flatten()
-        .chain([("lost_windows", verdict.lost_windows)]);
-    let numbers = numbers
-        .map(|(name, value)| (name.to_string(), value))
-        .collect();
-    Reason {
-        kind: ReasonKind::TrialVerdict,
-        tasks,
-        text,
-        numbers,
     }
 }
 
@@ -889,6 +804,7 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
         caches: BTreeMap::new(),
         home_caches: HomeCaches::default(),
         traces: TracePlanner::default(),
+        open_change: None,
     }))
 }
 

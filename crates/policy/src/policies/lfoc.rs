@@ -409,7 +409,7 @@ mod tests {
             contiguous: true,
             max_groups,
         };
-        let mut domain = PartitionedCache::new(cache, support, &topology);
+        let mut domain = PartitionedCache::new(cache, support);
         domain.processes = samples
             .iter()
             .map(|sample| CacheProcess {

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{ProcessId, TaskSample, View};
 
+use super::like_windows::{WorkWindow, speed_difference};
 use super::noise::{Difference, median_difference, standard_deviation, student_bound};
 use super::speeds::{ProcessSpeed, WindowSpeeds, live_processes};
 use super::verdict::{GoalChange, ProcessChange, merged_goal};
-use crate::partition::speed_history::{SpeedSample, match_samples};
 use crate::work_metric::{WorkMetric, promised_work};
 
 /// A proxy is not used if it varies more than this from window to window (standard deviation of its logarithm).
@@ -135,15 +135,15 @@ fn has_averaged_phases(sides: &[Vec<&ProcessSpeed>; 2]) -> bool {
 }
 
 /// Returns the windows of both sides by their work, with the incoming accesses by which like windows are found.
-fn build_samples(sides: &[Vec<&ProcessSpeed>; 2], metric: WorkMetric) -> [Vec<SpeedSample>; 2] {
+fn work_windows(sides: &[Vec<&ProcessSpeed>; 2], metric: WorkMetric) -> [Vec<WorkWindow>; 2] {
     [0, 1].map(|side| {
-        let speed_sample = |speed: &&ProcessSpeed| {
-            Some(SpeedSample::from_rate(
-                libm::exp(*speed.log_rates.get(&metric)?),
-                speed.incoming_per_instr,
-            ))
+        let work_window = |speed: &&ProcessSpeed| {
+            Some(WorkWindow {
+                work_per_s: libm::exp(*speed.log_rates.get(&metric)?),
+                incoming_per_instr: speed.incoming_per_instr,
+            })
         };
-        sides[side].iter().filter_map(speed_sample).collect()
+        sides[side].iter().filter_map(work_window).collect()
     })
 }
 
@@ -160,12 +160,10 @@ fn difference_of_like_windows(
     {
         return None;
     }
-    let [before, after] = build_samples(sides, metric);
-    match_samples(&after, &before)?;
+    let [before, after] = work_windows(sides, metric);
+    speed_difference(&after, &before)?;
     // Without two windows of one phase, the noise is unknown.
-    match_samples(&before, &after)
-        .map(|speeds| speeds.difference())
-        .filter(|difference| difference.standard_error.is_finite())
+    speed_difference(&before, &after).filter(|difference| difference.standard_error.is_finite())
 }
 
 /// Returns the difference over all work.
@@ -173,12 +171,11 @@ fn difference_of_all_windows(
     sides: &[Vec<&ProcessSpeed>; 2],
     metric: WorkMetric,
 ) -> Option<Difference> {
-    let [before, after] = build_samples(sides, metric).map(|side| {
-        side.iter()
-            .map(SpeedSample::without_traffic)
-            .collect::<Vec<_>>()
-    });
-    match_samples(&before, &after).map(|speeds| speeds.difference())
+    let mut windows = work_windows(sides, metric);
+    for window in windows.iter_mut().flatten() {
+        window.incoming_per_instr = None;
+    }
+    speed_difference(&windows[0], &windows[1])
 }
 
 /// Returns the logarithms of one kind of work on both sides, if it measures speed on both. Work that is counted only

@@ -16,8 +16,7 @@ use cachemate_core::{Observation, Plan, PlanItem, ProcessId, View};
 use super::comparison::CumulativeSpeedup;
 use super::home_restore::{HomeCpus, record_last_cpus};
 use super::live_tasks::{LiveTasks, is_same_placement};
-use super::speeds::{WindowSpeeds, measure_speeds};
-use crate::partition::speed_history::is_disturbing;
+use super::speeds::{WindowSpeeds, is_disturbing, measure_speeds};
 
 /// Number of reference windows kept for the noise, in multiples of the windows compared.
 const REFERENCE_LENGTHS: usize = 4;
@@ -27,18 +26,6 @@ const SERIES_LENGTHS: usize = 3;
 const MAX_PENDING_LENGTHS: usize = 10;
 /// Smallest number of windows of a reference.
 const MIN_REFERENCE_WINDOWS: usize = 2;
-
-/// How the plan in force is compared.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum PlanComparison {
-    /// Compared with the reference.
-    #[default]
-    BeforeAndAfter,
-    /// Compared with the other plan of a trial.
-    Trial,
-    /// Found faster by a trial.
-    Measured,
-}
 
 /// A plan that was in force, its processes, and their speeds.
 #[derive(Clone, Debug)]
@@ -75,8 +62,6 @@ pub struct History {
     /// Changes of the reference relative to the baseline.
     pub totals: BTreeMap<ProcessId, CumulativeSpeedup>,
     trial: Option<TrialPlanRecord>,
-    /// Settled windows of a policy's own trial, by plan.
-    trial_legs: Vec<(Plan, Vec<WindowSpeeds>)>,
     current_plan: Plan,
     /// CPUs on which tasks ran last, under any plan.
     last_cpus: HomeCpus,
@@ -110,7 +95,6 @@ impl History {
             baseline: None,
             totals: BTreeMap::new(),
             trial: None,
-            trial_legs: Vec::new(),
             settling_windows: None,
             observed_windows: 0,
             disturbed_windows: 0,
@@ -118,12 +102,7 @@ impl History {
     }
 
     /// Observes a window under the plan that was decided before it. Returns whether a speed was measured.
-    pub fn observe(
-        &mut self,
-        view: &View<'_>,
-        comparison_windows: usize,
-        comparison: PlanComparison,
-    ) -> bool {
+    pub fn observe(&mut self, view: &View<'_>, comparison_windows: usize) -> bool {
         self.observed_windows += 1;
         record_last_cpus(&mut self.last_cpus, view);
         let live_tasks = LiveTasks::from_samples(&view.observation.tasks);
@@ -140,13 +119,6 @@ impl History {
         speeds.retain(|process, _| common_tasks.processes.contains(process));
         let is_disturbed = self.record_disturbance(view.previous_plan, comparison_windows);
         let is_measured = !is_disturbed && speeds.values().any(|speed| !speed.log_rates.is_empty());
-        match comparison {
-            PlanComparison::BeforeAndAfter => self.trial_legs.clear(),
-            PlanComparison::Trial if is_settled && is_measured => {
-                self.record_leg(view.previous_plan, &common_tasks, &speeds)
-            }
-            PlanComparison::Trial | PlanComparison::Measured => {}
-        }
         let known_tasks = common_tasks.intersection(&self.reference.tasks);
         let lacks_reference =
             self.trial.is_none() && self.reference.windows.len() < MIN_REFERENCE_WINDOWS;
@@ -317,53 +289,6 @@ impl History {
             }
         }
         self.trial = None;
-    }
-
-    fn record_leg(&mut self, plan: &Plan, common_tasks: &LiveTasks, speeds: &WindowSpeeds) {
-        match self
-            .trial_legs
-            .iter_mut()
-            .find(|(leg_plan, _)| is_same_placement(leg_plan, plan, common_tasks))
-        {
-            Some((_, windows)) => windows.push(speeds.clone()),
-            None => self.trial_legs.push((plan.clone(), vec![speeds.clone()])),
-        }
-    }
-
-    /// Returns the windows of a policy's trial under plans other than the one in force, and those under the plan in
-    /// force.
-    pub fn trial_windows(&self) -> (Vec<WindowSpeeds>, Vec<WindowSpeeds>) {
-        let is_current =
-            |plan: &Plan| is_same_placement(plan, &self.current_plan, &self.live_tasks);
-        let (own_legs, other_legs): (Vec<_>, Vec<_>) = self
-            .trial_legs
-            .iter()
-            .partition(|(plan, _)| is_current(plan));
-        let windows_of = |legs: Vec<&(Plan, Vec<WindowSpeeds>)>| {
-            legs.into_iter()
-                .flat_map(|(_, windows_of_leg)| windows_of_leg.clone())
-                .collect()
-        };
-        (windows_of(other_legs), windows_of(own_legs))
-    }
-
-    /// Makes the plan in force the reference of later changes, with the windows in which a trial of the policy measured
-    /// it.
-    pub fn accept_trial(&mut self, windows: Vec<WindowSpeeds>) {
-        let (plan, tasks, last_cpus) = (
-            self.current_plan.clone(),
-            self.deciding_tasks.clone(),
-            self.last_cpus.clone(),
-        );
-        self.reference = PlanRecord {
-            plan,
-            tasks,
-            windows: windows.into(),
-            last_cpus,
-        };
-        (self.trial, self.baseline) = (None, None);
-        self.totals.clear();
-        self.trial_legs.clear();
     }
 
     /// Returns to the reference, or to the baseline, which then becomes the reference.

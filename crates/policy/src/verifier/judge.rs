@@ -10,7 +10,7 @@ use cachemate_core::{
 use super::comparison::{
     CumulativeSpeedup, changes_from_baseline, needs_like_windows, process_changes,
 };
-use super::history::{History, PlanComparison, PlanRecord};
+use super::history::{History, PlanRecord};
 use super::live_tasks::{LiveTasks, is_same_placement, set_placement};
 use super::speeds::live_processes;
 use super::verdict::{GuardVerdict, ProcessChange};
@@ -63,25 +63,12 @@ pub struct Judge<'a> {
 }
 
 impl Judge<'_> {
-    /// Judges a changed state, and accepts it if it is no worse.
-    pub fn judge(
-        &self,
-        history: &mut History,
-        view: &View<'_>,
-        comparison: PlanComparison,
-    ) -> Judgement {
-        match comparison {
-            PlanComparison::BeforeAndAfter => self.compare(history, view),
-            PlanComparison::Trial => self.judge_trial(history, view),
-            PlanComparison::Measured => self.judge_measured(history, view),
-        }
-    }
-
     fn guard_verdict(&self, changes: &[ProcessChange]) -> GuardVerdict {
         GuardVerdict::from_changes(changes, self.config.objective, self.config.min_loss)
     }
 
-    fn compare(&self, history: &mut History, view: &View<'_>) -> Judgement {
+    /// Judges a changed state, and accepts it if it is no worse.
+    pub fn judge(&self, history: &mut History, view: &View<'_>) -> Judgement {
         let trial_window_count = self.config.trial_windows as usize;
         let Some(windows_after) = history.windows_to_compare(trial_window_count) else {
             return if history.is_on_trial() {
@@ -174,46 +161,6 @@ impl Judge<'_> {
             is_loss.then(|| cumulative_speedups(&changes_from_baseline)),
         );
         Judgement::Kept(measured)
-    }
-
-    /// Checks whether the plan of a trial breaks goals; otherwise the trial has its own verdict.
-    fn judge_trial(&self, history: &History, view: &View<'_>) -> Judgement {
-        let trial_window_count = self.config.trial_windows as usize;
-        let Some(windows_after) = history
-            .windows_to_compare(trial_window_count)
-            .filter(|_| self.is_guarded)
-        else {
-            return Judgement::Undecided;
-        };
-        let changes = process_changes(
-            view,
-            history.reference.windows.iter(),
-            &windows_after,
-            trial_window_count,
-        );
-        let judgement = self.guard_verdict(&changes);
-        if judgement.broken_goal_change > 0 && can_revert(&history.reference, view) {
-            return Judgement::Worse(Regression::from_changes(judgement, &changes));
-        }
-        Judgement::Undecided
-    }
-
-    /// Checks a plan that a trial found faster only for harm to single processes, by the trial's own windows, in which
-    /// both plans alternated.
-    fn judge_measured(&self, history: &mut History, view: &View<'_>) -> Judgement {
-        let (other_windows, own_windows) = history.trial_windows();
-        let changes = process_changes(
-            view,
-            other_windows.iter(),
-            &own_windows,
-            other_windows.len(),
-        );
-        let judgement = self.guard_verdict(&changes);
-        if self.is_guarded && judgement.is_harmful && can_revert(&history.reference, view) {
-            return Judgement::Worse(Regression::from_changes(judgement, &changes));
-        }
-        history.accept_trial(own_windows);
-        Judgement::Kept(None)
     }
 }
 

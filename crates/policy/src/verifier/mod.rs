@@ -18,10 +18,6 @@
 //! cooldown, longer each time, and so are its mirror images on like caches ([`cooldown`]). Policies get every verdict,
 //! and the plans on cooldown, from [`View::verdicts`].
 //!
-//! During a policy's own trial, windows of both plans alternate, so the guard leaves the verdict to the policy and ends
-//! the trial only if goals are broken. A plan that a trial found faster is rolled back only if it harms a process more
-//! than the others gain, by the trial's windows; otherwise it is the next reference.
-//!
 //! Properties: pure. Windows in which probes stop or slow programs do not count. Without speeds nothing is judged, and
 //! so nothing is rolled back. About one in a hundred changes without effect is rolled back by chance. Windows of
 //! different phases are never compared. Arrivals and exits neither end nor hide a comparison of the remaining tasks; a
@@ -35,6 +31,7 @@ mod explain;
 mod history;
 mod home_restore;
 mod judge;
+mod like_windows;
 pub(crate) mod live_tasks;
 pub(crate) mod noise;
 pub(crate) mod speeds;
@@ -49,7 +46,7 @@ use cachemate_core::{
 };
 
 use cooldown::PlanCooldown;
-use history::{History, PlanComparison, PlanRecord};
+use history::{History, PlanRecord};
 use home_restore::HomeRestorer;
 use judge::{Judge, Judgement, Regression};
 use live_tasks::{LiveTasks, is_only_released, is_only_resized, is_same_placement, set_placement};
@@ -63,8 +60,6 @@ pub struct Verifier<P> {
     history: Option<History>,
     /// The proposed change that has no verdict yet.
     open_change: Option<OpenChange>,
-    /// The way in which the plan in force is compared.
-    comparison: PlanComparison,
     verdicts: PlanVerdicts,
     home_restorer: Option<HomeRestorer>,
 }
@@ -172,7 +167,6 @@ impl<P: Policy> Verifier<P> {
             guard,
             history: None,
             open_change: None,
-            comparison: PlanComparison::default(),
             verdicts: PlanVerdicts::default(),
             home_restorer: None,
         }
@@ -227,8 +221,7 @@ impl<P> Verifier<P> {
     fn judge_window(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> bool {
         let config = self.config();
         let history = self.history.get_or_insert_with(|| History::new(view));
-        let is_measured = history.observe(view, config.trial_windows as usize, self.comparison);
-        let comparison = self.comparison;
+        let is_measured = history.observe(view, config.trial_windows as usize);
         // The policy may restore the plan before, so an interrupted change is no reference for later ones yet.
         if is_measured && self.end_interrupted_change(view, reasons) {
             return false;
@@ -242,7 +235,7 @@ impl<P> Verifier<P> {
         let Some(history) = &mut self.history else {
             return false;
         };
-        match judge.judge(history, view, comparison) {
+        match judge.judge(history, view) {
             Judgement::Undecided => {}
             Judgement::NotMeasured => self.accept_monitored_change(None, view, reasons),
             Judgement::Kept(measured) => {
@@ -400,14 +393,9 @@ impl<P> Verifier<P> {
                 }
             }
             decision.forecast = None;
-            (self.open_change, self.comparison) = (None, PlanComparison::BeforeAndAfter);
+            self.open_change = None;
             return decision;
         }
-        self.comparison = match &verification {
-            Verification::Trial => PlanComparison::Trial,
-            Verification::Measured => PlanComparison::Measured,
-            _ => PlanComparison::BeforeAndAfter,
-        };
         self.open_change = match verification {
             Verification::Proposed(change) => Some(OpenChange {
                 change,
@@ -415,12 +403,7 @@ impl<P> Verifier<P> {
                 phases: task_phases(view),
             }),
             Verification::Pending => self.open_change.take(),
-            _ => None,
-        };
-        decision.verification = match self.comparison {
-            PlanComparison::BeforeAndAfter => Verification::BeforeAndAfter,
-            PlanComparison::Trial => Verification::Trial,
-            PlanComparison::Measured => Verification::Measured,
+            Verification::BeforeAndAfter => None,
         };
         decision
     }

@@ -5,10 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CounterEvent, ProcessId, Profile, TaskSample, View};
+use cachemate_core::{
+    CacheLevel, CounterEvent, EventCounts, ProbeKind, ProcessId, Profile, TaskSample, View,
+};
 use cachemate_locality::profilers::AVERAGED;
 
-use crate::partition::speed_history::incoming_accesses;
 use crate::work_metric::{WorkMetric, metrics_of};
 
 /// Work of one process in one window.
@@ -134,6 +135,26 @@ fn log_over_solo(threads: &[&TaskSample], view: &View<'_>) -> Option<f64> {
     }
     let ratio = instructions / cycles / solo_instr_per_cycle.value;
     (ratio.is_finite() && ratio > 0.0).then(|| libm::log(ratio))
+}
+
+/// Returns whether the probe stops, occupies or slows programs. Watch points and hardware contexts' own counters do
+/// not.
+pub fn is_disturbing(kind: &ProbeKind) -> bool {
+    !matches!(
+        kind,
+        ProbeKind::ReuseTimes { .. } | ProbeKind::SuperSets { .. }
+    )
+}
+
+/// Returns the counts of accesses that reach the cache: misses of the two first-level caches, and references of this
+/// one; `None` if not all of them were counted.
+fn incoming_accesses(counts: &EventCounts, level: CacheLevel) -> Option<[f64; 3]> {
+    let miss_count = |level| counts.get(CounterEvent::Misses(level));
+    Some([
+        miss_count(CacheLevel::L1Data)?,
+        miss_count(CacheLevel::L1Instruction)?,
+        counts.get(CounterEvent::References(level))?,
+    ])
 }
 
 fn incoming_per_instr(threads: &[&TaskSample], view: &View<'_>) -> Option<[f64; 3]> {

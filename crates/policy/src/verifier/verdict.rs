@@ -73,9 +73,6 @@ impl ProcessChange {
 #[derive(Clone, PartialEq, Debug)]
 pub struct GuardVerdict {
     pub is_worse: bool,
-    /// Whether the change is worse for some process, whatever the mean: more goals are broken, or one process lost more
-    /// than the others gained.
-    pub is_harmful: bool,
     /// Weighted mean of the clamped logarithms of ratios, and its standard error.
     pub mean_log_ratio: f64,
     pub standard_error: f64,
@@ -121,10 +118,10 @@ impl GuardVerdict {
             .map(|change| change.goal_change)
             .map(GoalChange::broken_goal_change)
             .sum();
+        // More goals are broken, or one process lost more than the others gained.
         let is_harmful = broken_goal_change > 0 || broken_goal_change == 0 && is_loss_uncompensated;
         GuardVerdict {
             is_worse: is_harmful || broken_goal_change == 0 && is_mean_slower,
-            is_harmful,
             mean_log_ratio,
             standard_error,
             has_losing_process: losers_below(loss_threshold).next().is_some(),

@@ -13,9 +13,8 @@ use super::run::AutoContender;
 use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, ResultTarget, mean};
 
 /// Parts of the policy: name in tables, and value of the parameter that disables the part.
-const PARTS: [(&str, &str); 4] = [
+const PARTS: [(&str, &str); 3] = [
     ("evidence", "evidence"),
-    ("joint search", "joint-search"),
     ("phases", "phases"),
     ("probes", "probes"),
 ];

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use cachemate_core::{
     CacheLevel, PipelineConfig, ProcessId, ProfilerConfig, ShareMember, TracedCache, Units,
-    Verification, WindowLength,
+    WindowLength,
 };
 use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
@@ -302,9 +302,7 @@ fn measure_online_choice(
         long_workload.build_machine()?,
         build_pipeline(config)?,
         |_, record| {
-            if record.decision.verification != Verification::Trial {
-                chosen_shares = record.decision.plan.shares;
-            }
+            chosen_shares = record.decision.plan.shares;
             true
         },
     )

@@ -102,7 +102,7 @@ fn measure_slowdowns(
             if ways {
                 divide_in_ways(&mut workload.machine);
             }
-            let parameters = format!("objective = '{objective}'\nmeasure_windows = 0");
+            let parameters = format!("objective = '{objective}'\nconfirms = false");
             Some(sizing_policy(
                 &workload,
                 TRACE_ENTRIES,

@@ -132,7 +132,7 @@ fn run_managed(
         TRACE_ENTRIES,
         0,
         DECISION_CYCLES,
-        "measure_windows = 0",
+        "confirms = false",
     );
     let parameters = PhaseParameters::default();
     let phase_profiler = ProfilerConfig::Phases {

@@ -20,9 +20,8 @@ pub struct SearchReport<'a> {
     pub best_candidate: &'a CandidatePlan,
     pub current_layout: &'a SiteLayout,
     pub judge: PlanComparator,
-    /// Gain over the plan in force, as a share, and the probability that it pays off.
+    /// Gain over the plan in force, as a share.
     pub gain: f64,
-    pub probability: f64,
     /// The newcomers, if only newcomers were placed.
     pub newcomers: Option<&'a [usize]>,
     pub mechanism_gains: &'a [MechanismGain],
@@ -31,9 +30,8 @@ pub struct SearchReport<'a> {
 /// The best plan of one mechanism.
 pub struct MechanismGain {
     pub mechanism: Mechanism,
-    /// Gain over the plan in force, as a share, with one standard deviation if it was drawn.
+    /// Gain over the plan in force, as a share.
     pub gain: f64,
-    pub standard_error: Option<f64>,
 }
 
 /// The last reported forecasts. Only changes are reported, so that the log does not grow while nothing happens.
@@ -82,26 +80,11 @@ impl SearchReport<'_> {
         };
         let mut numbers: Vec<(String, f64)> = self.candidates.iter().map(score_of).collect();
         numbers.push(named_number("gain_percent", 100.0 * self.gain));
-        numbers.push(named_number(
-            "probability_percent",
-            100.0 * self.probability,
-        ));
-        for MechanismGain {
-            mechanism,
-            gain,
-            standard_error: error,
-        } in self.mechanism_gains
-        {
+        for MechanismGain { mechanism, gain } in self.mechanism_gains {
             numbers.push(named_number(
                 format!("gain_of_{}_percent", mechanism.describe()),
                 100.0 * gain,
             ));
-            numbers.extend(error.map(|error| {
-                named_number(
-                    format!("error_of_{}_percent", mechanism.describe()),
-                    100.0 * error,
-                )
-            }));
         }
         numbers.push(named_number(
             "probing_percent_of_processor_time",
@@ -123,11 +106,10 @@ impl SearchReport<'_> {
         reasons: &mut Vec<Reason>,
     ) {
         let text = format!(
-            "the plan in force stays: of {} candidates, '{}' is best, {:+.1} % forecast, pays off with {:.0} % probability{}{}",
+            "the plan in force stays: of {} candidates, '{}' is best, {:+.1} % forecast{}{}",
             self.candidates.len(),
             self.best_candidate.label,
             100.0 * self.gain,
-            100.0 * self.probability,
             self.describe_mechanisms(),
             self.describe_newcomers()
         );
@@ -200,11 +182,10 @@ impl SearchReport<'_> {
             VerificationMethod::Monitoring => "applied",
         };
         let text = format!(
-            "'{}' is {action}: it is the best of {} candidates, {:+.1} % forecast, pays off with {:.0} % probability{}",
+            "'{}' is {action}: it is the best of {} candidates, {:+.1} % forecast{}",
             self.best_candidate.label,
             self.candidates.len(),
             100.0 * self.gain,
-            100.0 * self.probability,
             self.describe_newcomers()
         );
         *reported_forecasts = ReportedForecasts::default();
@@ -244,11 +225,8 @@ impl SearchReport<'_> {
     /// Describes the best plan of every single mechanism.
     fn describe_mechanisms(&self) -> String {
         let describe_gain = |mechanism_gain: &MechanismGain| {
-            let error = mechanism_gain
-                .standard_error
-                .map_or_else(String::new, |error| format!(" ± {:.1}", 100.0 * error));
             format!(
-                "; {} {:+.1}{error} %",
+                "; {} {:+.1} %",
                 mechanism_gain.mechanism.describe(),
                 100.0 * mechanism_gain.gain
             )
@@ -354,7 +332,7 @@ mod tests {
     ) -> Vec<Reason> {
         let current_layout = SiteLayout::from_default_sites(problem, &BTreeMap::new());
         let best = CandidatePlan {
-            label: "space",
+            label: "space".to_string(),
             mechanism: Some(Mechanism::Space),
             layout: current_layout.clone(),
             score: score(problem, &current_layout, &ScoreCache::default()),
@@ -366,11 +344,10 @@ mod tests {
         let singles = [MechanismGain {
             mechanism: Mechanism::Space,
             gain: 0.002,
-            standard_error: Some(0.021),
         }];
         let candidates = [best.clone()];
         let (best, current_layout, newcomers) = (&best, &current_layout, None);
-        let (gain, probability, singles) = (0.002, 0.3, &singles);
+        let (gain, singles) = (0.002, &singles);
         let report = SearchReport {
             problem,
             score_cache: &ScoreCache::default(),
@@ -379,7 +356,6 @@ mod tests {
             current_layout,
             judge,
             gain,
-            probability,
             newcomers,
             mechanism_gains: singles,
         };
@@ -396,9 +372,7 @@ mod tests {
         let reasons = explain_unchanged(&problem_fixture(&[0.5, 1.2, 0.4]), &mut reported);
         assert_eq!(reasons.len(), 4);
         assert!(
-            reasons[0]
-                .text
-                .contains("+0.2 % forecast, pays off with 30 % probability; space +0.2 ± 2.1 %"),
+            reasons[0].text.contains("+0.2 % forecast; space +0.2 %"),
             "{}",
             reasons[0].text
         );

@@ -1,46 +1,41 @@
 //! The integrated runtime: the operator states the objective, and this policy chooses the mechanisms.
 //!
 //! Problem: sharing clusters, placement, gangs and partitions each help some mixes and hurt others, and they conflict
-//! (thesis 7.3). Method: the policy collects [`evidence`] about the tasks, and forecasts whole plans with a [`model`]
-//! of every task. One search covers [`candidates`] of all mechanisms together, which always include the default and the
-//! best plan of every single mechanism. A pure [`decision`] proposes a plan whose gain is 95 % probable for monitoring,
-//! and one that is likely, or worth its measurement, for confirmation; it drops any other plan. The verifier
-//! ([`crate::verifier`]) measures the proposed plan. The [`lifecycle`] is a table of states and events that determines
-//! when the policy waits, searches, and leaves a change to the verifier.
+//! (thesis 7.3). Method: each window, [`Auto::judge`] learns from the verifier's verdict, [`Auto::observe`] collects
+//! [`evidence`] about the tasks, [`Auto::search`] looks for the plan with the best forecast by a [`model`] of every task,
+//! [`Auto::propose`] leaves it to the verifier ([`crate::verifier`]), which measures it, and [`Auto::plan_probes`] asks
+//! for what is still unknown. One search covers the [`candidates`] of all mechanisms. Between searches, units move
+//! between the partitions in force, and each move has to be measured faster.
 //!
 //! Properties: without evidence, the plan in force stays, initially the idle plan; after the initial profiling, probes
 //! cost no more than a share of processor time ([`evidence::probe_planner`]); the same observations give the same
 //! decisions.
 
 mod candidates;
-mod decision;
 mod evidence;
 mod explain;
-mod lifecycle;
 mod model;
 mod proposal;
 mod service_confinement;
 
 use cachemate_core::{
-    Ability, ChangeVerdict, Decision, Forecast, Policy, ProposedChange, Reason, SpeedObjective,
-    Verification, VerificationMethod, VerificationOutcome, View, WindowLength,
+    Ability, ChangeVerdict, Decision, Forecast, Plan, Policy, ProbeRequest, ProposedChange, Reason,
+    SpeedObjective, Verification, VerificationOutcome, View, WindowLength,
 };
 use serde::Deserialize;
 
 use self::candidates::{AllowedMechanisms, Mechanism};
-use self::decision::{ForecastRecord, MeasuredChange};
 use self::evidence::probe_planner::{ProbeLimits, are_probes_harmless};
-use self::evidence::{MIN_KNOWN_WINDOWS, PATIENCE_WINDOWS, TaskEvidence, all_tasks, phases};
+use self::evidence::{MIN_KNOWN_WINDOWS, PATIENCE_WINDOWS, TaskEvidence, phases};
 use self::explain::ReportedForecasts;
-use self::lifecycle::{Lifecycle, LifecycleEvent};
 use self::model::decided_plan::DecidedPlan;
 use self::model::layout::SiteLayout;
-use self::model::problem::cache_sites;
 use self::model::problem_cache::{
-    ProblemCache, ProblemOptions, SEARCH_INTERVAL_WINDOWS, SearchHistory, task_stamp,
+    ModeledProblem, SEARCH_INTERVAL_WINDOWS, SearchHistory, task_stamp,
 };
 pub use self::model::score::PlanObjective;
-use self::proposal::{LayoutChange, PlanFinder, Proposal, SearchResult, forecast_gain_again};
+use self::model::sites::cache_sites;
+use self::proposal::{PlanFinder, Proposal};
 use self::service_confinement::ServiceConfinements;
 use super::static_partition::MigrationMode;
 use super::{ParameterError, ParameterRange};
@@ -51,8 +46,6 @@ use super::{ParameterError, ParameterRange};
 pub enum PolicyPart {
     /// Models agree with the misses that are counted under the plan in force.
     Evidence,
-    /// Plans combine mechanisms.
-    JointSearch,
     /// Every phase of a task has a model of its own.
     Phases,
     /// Probes measure curves and sharing.
@@ -136,9 +129,7 @@ impl Parameters {
         let has_ability = |ability: Ability| view.capabilities.has_ability(ability);
         AllowedMechanisms::from_filter(|mechanism| {
             let is_possible = match mechanism {
-                Mechanism::Placement | Mechanism::MemoryNodes | Mechanism::Sharing => {
-                    has_ability(Ability::Affinity)
-                }
+                Mechanism::Placement | Mechanism::Sharing => has_ability(Ability::Affinity),
                 Mechanism::Space => has_ability(Ability::Ways) || has_ability(Ability::Colors),
                 Mechanism::Gangs => has_ability(Ability::Gangs),
             };
@@ -163,45 +154,115 @@ struct Auto {
     parameters: Parameters,
     seed: u64,
     evidence: TaskEvidence,
-    lifecycle: Lifecycle,
+    state: State,
+    /// Forecast of the plan in force; `None` if the last search was for other tasks or phases.
+    forecast: Option<Forecast>,
+    measured_windows: MeasuredWindows,
     searches: SearchHistory,
-    forecast_record: ForecastRecord<LayoutChange>,
-    open_change: Option<UnverifiedChange>,
     reported_forecasts: ReportedForecasts,
     partition_climb: PartitionClimb,
     confinements: ServiceConfinements,
 }
 
-/// The proposed change that has no verdict yet.
-struct UnverifiedChange {
-    change: LayoutChange,
-    plan_before: DecidedPlan,
-    /// Whether the new plan is more likely than not to gain.
-    is_likely: bool,
+/// What is being done with the plan.
+enum State {
+    /// The plan in force is kept until a search has a better one.
+    Holding,
+    /// The verifier measures a change.
+    Proposed(Box<UnverifiedChange>),
 }
 
-/// Single steps of the partitions in force, measured with the same tasks and phases.
+/// A proposed change that has no verdict yet.
+struct UnverifiedChange {
+    origin: ChangeOrigin,
+    layout_before: SiteLayout,
+    plan_before: DecidedPlan,
+    /// Whether the change stays in force if its measurement is interrupted.
+    stays_unmeasured: bool,
+}
+
+/// Where a change comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum ChangeOrigin {
+    /// A search.
+    Plan,
+    /// A move of units between the partitions in force.
+    Step,
+    /// Partitions that gain if curves err.
+    Exploration,
+}
+
+/// Whether a search may begin in a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum SearchReadiness {
+    /// The verifier is measuring a change.
+    Measuring,
+    /// A task is in another phase than it was at the last search.
+    PhaseChanged,
+    /// Tasks, their speeds or their profiles are not known well enough.
+    Unknown,
+    /// A search has to wait, because a plan has failed.
+    Paused,
+    Ready,
+}
+
+/// Steps and explorations of the partitions in force, with the same tasks and phases.
 #[derive(Default)]
 struct PartitionClimb {
     /// Layouts that a step has improved.
     beaten_layouts: Vec<SiteLayout>,
-    /// Whether a step or an exploration is being measured.
-    is_open: bool,
-    explorations: Explorations,
+    /// Number of failures since the last step that was kept, and since the last plan.
+    failed_steps: u32,
+    halvings: u32,
+    kept_explorations: u32,
+    failed_explorations: u32,
 }
 
-/// Outcomes of explorations with the same tasks.
-#[derive(Clone, Copy, Default)]
-struct Explorations {
-    is_open: bool,
-    kept_count: u32,
-    failed_count: u32,
-}
+/// Number of units that the first step may move. Each failure halves it.
+const FIRST_STEP_UNITS: u32 = 4;
+/// Number of failures in a row that end the climb.
+const MAX_FAILED_STEPS: u32 = 4;
 
-impl Explorations {
-    /// Returns the probability that the next one is kept, by the rule of succession.
-    fn keep_probability(self) -> f64 {
-        f64::from(self.kept_count + 1) / f64::from(self.kept_count + self.failed_count + 2)
+impl PartitionClimb {
+    /// Returns the largest number of units of the next step; `None` if the climb has ended.
+    fn max_step_units(&self) -> Option<u32> {
+        let units = (FIRST_STEP_UNITS >> self.halvings.min(FIRST_STEP_UNITS)).max(1);
+        (self.failed_steps < MAX_FAILED_STEPS).then_some(units)
+    }
+
+    /// Begins at other partitions or in another phase.
+    fn restart(&mut self) {
+        self.beaten_layouts.clear();
+        (self.failed_steps, self.halvings) = (0, 0);
+    }
+
+    /// Returns the probability that the next exploration is kept, by the rule of succession.
+    fn keep_probability(&self) -> f64 {
+        f64::from(self.kept_explorations + 1)
+            / f64::from(self.kept_explorations + self.failed_explorations + 2)
+    }
+
+    fn record(&mut self, change: UnverifiedChange, outcome: VerificationOutcome) {
+        let is_kept = outcome == VerificationOutcome::NotSlower;
+        let is_slower = outcome == VerificationOutcome::Slower;
+        match change.origin {
+            ChangeOrigin::Plan => return,
+            ChangeOrigin::Exploration => {
+                self.kept_explorations += u32::from(is_kept);
+                self.failed_explorations += u32::from(is_slower);
+            }
+            ChangeOrigin::Step => {
+                self.failed_steps = if is_kept {
+                    0
+                } else {
+                    self.failed_steps + u32::from(is_slower)
+                };
+                self.halvings += u32::from(is_slower);
+            }
+        }
+        if is_kept {
+            self.beaten_layouts.push(change.layout_before);
+        }
     }
 }
 
@@ -213,68 +274,26 @@ impl Policy for Auto {
             profiles: merged_profiles.as_ref().unwrap_or(view.profiles),
             ..*view
         };
-        self.evidence.curves.observe(view);
         let mut reasons = Vec::new();
-        let restored_plan = self.record_verdict(view, &mut reasons);
-        self.confinements.observe_verdict(view);
-        let can_confine = self
-            .parameters
-            .allowed_mechanisms(view)
-            .allows(Mechanism::Space);
-        if can_confine && self.lifecycle.is_idle() {
-            let pause = self.evidence.probe_planner.reported_pause(view);
-            self.confinements.observe(view, pause, &mut reasons);
-        }
-        let plan_to_keep = restored_plan
-            .as_ref()
-            .map_or(view.plan_to_keep(), |plan| &plan.0);
-        let mut next_plan = DecidedPlan::from_previous(plan_to_keep, view);
-        let mut proposed_change = None;
-        let is_counted = view.live_tasks().any(|task| !task.counts.0.is_empty());
+        let kept_plan = self.judge(view, &mut reasons);
+        let is_counted = self.observe(view, &mut reasons);
+        let proposal = if is_counted {
+            self.search(view, &kept_plan, &mut reasons)
+        } else {
+            None
+        };
+        let (mut plan, verification) = self.propose(view, kept_plan, proposal);
         if is_counted {
-            proposed_change = self.continue_window(view, &mut next_plan, &mut reasons);
+            plan.probes = self.plan_probes(view);
         }
-        let mut plan = next_plan.0;
-        self.confinements
-            .write_into_plan(view, &mut plan, !self.lifecycle.is_idle());
-        plan.window = WindowLength::Time {
-            ns: self
-                .parameters
-                .window_ns
-                .max(view.capabilities.min_window_ns),
-        };
-        plan.penalties.clear();
-        // No probe runs while a change is being measured.
-        if is_counted && self.lifecycle.is_idle() && self.parameters.includes(PolicyPart::Probes) {
-            let (mut limits, allowed_mechanisms) = (
-                self.parameters.probe_limits(),
-                self.parameters.allowed_mechanisms(view),
-            );
-            limits.may_pause_services &= !can_confine || self.confinements.has_speeds();
-            let TaskEvidence {
-                probe_planner,
-                speeds,
-                curves,
-                ..
-            } = &mut self.evidence;
-            plan.probes = probe_planner.plan_probes(
-                view,
-                &cache_sites(view),
-                (speeds, curves),
-                &limits,
-                allowed_mechanisms.allows(Mechanism::Sharing),
-            );
-        }
-        let forecast = self.lifecycle.forecast.clone().filter(|_| is_counted);
-        let verification = match proposed_change {
-            Some(change) => Verification::Proposed(change),
-            None if self.lifecycle.is_idle() => Verification::BeforeAndAfter,
-            None => Verification::Pending,
-        };
         Decision {
             plan,
             reasons,
-            forecast,
+            forecast: if is_counted {
+                self.forecast.clone()
+            } else {
+                None
+            },
             verification,
         }
     }
@@ -286,172 +305,124 @@ impl Auto {
             parameters,
             seed,
             evidence: TaskEvidence::default(),
-            lifecycle: Lifecycle::default(),
+            state: State::Holding,
+            forecast: None,
+            measured_windows: MeasuredWindows::default(),
             searches: SearchHistory::default(),
-            forecast_record: ForecastRecord::default(),
-            open_change: None,
             reported_forecasts: ReportedForecasts::default(),
             partition_climb: PartitionClimb::default(),
             confinements: ServiceConfinements::default(),
         }
     }
 
-    /// Learns from the verifier's verdict, if there is one. Returns the plan to restore, if an unlikely gain can no longer be
-    /// confirmed.
-    fn record_verdict(
-        &mut self,
-        view: &View<'_>,
-        reasons: &mut Vec<Reason>,
-    ) -> Option<DecidedPlan> {
-        let ChangeVerdict {
-            outcome,
-            forecast,
-            forecast_gain,
-            measured,
-            ..
-        } = view.verdicts.latest()?;
-        let open_change = self.open_change.take();
-        let is_unconfirmed = *outcome == VerificationOutcome::Interrupted;
-        let restored_plan = open_change
-            .as_ref()
-            .filter(|open| is_unconfirmed && !open.is_likely);
-        let restored_plan = restored_plan.map(|open| open.plan_before.clone());
-        let change = open_change.map(|open| open.change);
-        if std::mem::take(&mut self.partition_climb.is_open) {
-            // A step is too small to say anything about forecasts of plans, and an exploration too uncertain.
-            let explorations = &mut self.partition_climb.explorations;
-            let is_exploration = std::mem::take(&mut explorations.is_open);
-            explorations.failed_count +=
-                u32::from(is_exploration && *outcome == VerificationOutcome::Slower);
-            if *outcome == VerificationOutcome::NotSlower {
-                explorations.kept_count += u32::from(is_exploration);
-                self.partition_climb
-                    .beaten_layouts
-                    .extend(change.map(|change| change.layout_before));
-            }
-        } else if let (Some(change), Some(forecast), Some(measured)) =
-            (change, *forecast_gain, *measured)
+    fn is_measuring(&self) -> bool {
+        matches!(self.state, State::Proposed(_))
+    }
+
+    fn can_confine(&self, view: &View<'_>) -> bool {
+        let mechanisms = self.parameters.allowed_mechanisms(view);
+        mechanisms.allows(Mechanism::Space)
+    }
+
+    /// Learns from the verifier's verdict, if there is one. Returns the plan to keep: that in force, or the one before
+    /// a change whose measurement was interrupted.
+    fn judge(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> DecidedPlan {
+        let mut restored_plan = None;
+        if let Some(ChangeVerdict {
+            outcome, forecast, ..
+        }) = view.verdicts.latest()
         {
-            self.forecast_record.record(MeasuredChange {
-                change,
-                forecast,
-                measured_log_ratio: measured.log_ratio,
-            });
+            self.forecast.clone_from(forecast);
+            let is_kept = matches!(
+                outcome,
+                VerificationOutcome::NotSlower | VerificationOutcome::NotMeasured
+            );
+            if !is_kept {
+                self.measured_windows.restart(0);
+            }
+            if let State::Proposed(change) = std::mem::replace(&mut self.state, State::Holding) {
+                let is_interrupted = *outcome == VerificationOutcome::Interrupted;
+                if is_interrupted && !change.stays_unmeasured {
+                    restored_plan = Some(change.plan_before.clone());
+                }
+                self.partition_climb.record(*change, *outcome);
+            }
         }
-        self.lifecycle.forecast.clone_from(forecast);
-        if !matches!(
-            outcome,
-            VerificationOutcome::NotSlower | VerificationOutcome::NotMeasured
-        ) {
-            self.lifecycle.measured_windows.restart(0);
-        }
-        self.lifecycle.advance(LifecycleEvent::Verdict(*outcome));
-        if restored_plan.is_some() {
-            let text =
-                "the plan before is in force again, because it is likely to be faster".to_string();
-            reasons.push(Reason::new(
-                view.live_tasks().map(|sample| sample.task).collect(),
-                text,
-                Vec::new(),
-            ));
-        }
-        restored_plan
-    }
+        self.confinements.observe_verdict(view);
 
-    /// Handles a window in which events were counted: the state of the evidence, and a search if one is due. Writes the
-    /// next plan, and returns the verification terms if the plan is a proposal.
-    fn continue_window(
-        &mut self,
-        view: &View<'_>,
-        next_plan: &mut DecidedPlan,
-        reasons: &mut Vec<Reason>,
-    ) -> Option<Box<ProposedChange>> {
-        let level = view.topology.last_level()?;
-        if self.evidence.observe(view, level) {
-            self.lifecycle.measured_windows.restart(0);
-            self.lifecycle.forecast = None;
-            self.partition_climb.beaten_layouts.clear();
-            self.partition_climb.explorations = Explorations::default();
-        }
-        // Counts with partitions are recorded in all states, and before a verdict ends their plan.
-        let covers_live_tasks = |search: &&ProblemCache| {
-            view.live_tasks()
-                .map(|task| task.task)
-                .eq(search.problem.task_ids())
+        let Some(restored_plan) = restored_plan else {
+            return DecidedPlan::from_previous(view.plan_to_keep(), view);
         };
-        let last_search = self
-            .searches
-            .last_results
-            .as_ref()
-            .filter(|_| !view.previous_plan.shares.is_empty());
-        if let Some(last_search) = last_search.filter(covers_live_tasks) {
-            let layout = SiteLayout::from_plan(view.previous_plan, &last_search.problem);
-            self.evidence
-                .record_counts(view, &last_search.problem, &layout);
-        }
-        if view.observation.applied.pending.is_empty() && are_probes_harmless(view) {
-            self.lifecycle.measured_windows.add();
-        }
-        let event = self.lifecycle_event(view);
-        self.lifecycle.advance(event);
-        if event == LifecycleEvent::PhaseChanged {
-            self.lifecycle.measured_windows.restart(0);
-            self.lifecycle.forecast = None;
-            self.evidence
-                .arrivals
-                .record_change(view.observation.window);
-            self.partition_climb.beaten_layouts.clear();
-            let window = view.observation.window;
-            let changed_tasks = self
-                .searches
-                .record_phases(view)
-                .into_iter()
-                .map(|task| (task, window));
-            self.evidence.phase_changed_at.extend(changed_tasks);
-        }
-        if event != LifecycleEvent::EvidenceComplete {
-            return None;
-        }
-        let (stamp, window) = (
-            task_stamp(view, &self.evidence.curves),
-            view.observation.window,
-        );
-        if !self.searches.is_outdated(&stamp, window) {
-            let step_proposal = self.propose_step(view, next_plan, reasons)?;
-            self.lifecycle.advance(LifecycleEvent::PossibleStep);
-            return Some(step_proposal);
-        }
-        self.searches.record_start(stamp, window);
-        let (event, proposed_change) = self.search(view, next_plan, reasons);
-        self.lifecycle.advance(event);
-        proposed_change
+        let text =
+            "the plan before is in force again, because the new one was not measured to its end";
+        let tasks = view.live_tasks().map(|sample| sample.task).collect();
+        reasons.push(Reason::new(tasks, text.to_string(), Vec::new()));
+        DecidedPlan::from_previous(&restored_plan.0, view)
     }
 
-    /// Returns the event of a window, before any search.
-    fn lifecycle_event(&self, view: &View<'_>) -> LifecycleEvent {
-        if !self.lifecycle.is_idle() {
-            LifecycleEvent::Undecided
+    /// Observes the window. Returns whether events were counted.
+    fn observe(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> bool {
+        self.evidence.curves.observe(view);
+        if self.can_confine(view) && !self.is_measuring() {
+            let pause = self.evidence.probe_planner.reported_pause(view);
+            self.confinements.observe(view, pause, reasons);
+        }
+        let is_counted = view.live_tasks().any(|task| !task.counts.0.is_empty());
+        if !is_counted {
+            return false;
+        }
+        let Some(level) = view.topology.last_level() else {
+            return true;
+        };
+        if self.evidence.observe(view, level) {
+            self.measured_windows.restart(0);
+            self.forecast = None;
+            self.partition_climb = PartitionClimb::default();
+        }
+        self.record_divided_counts(view);
+        if view.observation.applied.pending.is_empty() && are_probes_harmless(view) {
+            self.measured_windows.add();
+        }
+        true
+    }
+
+    /// Records the counts of tasks in partitions, while a change is measured too, and before a verdict ends it.
+    fn record_divided_counts(&mut self, view: &View<'_>) {
+        if view.previous_plan.shares.is_empty() {
+            return;
+        }
+        let Some(ModeledProblem { problem, .. }) = &self.searches.last_results else {
+            return;
+        };
+        let live_tasks = view.live_tasks().map(|sample| sample.task);
+        if live_tasks.eq(problem.task_ids()) {
+            let layout = SiteLayout::from_plan(view.previous_plan, problem);
+            self.evidence.record_counts(view, problem, &layout);
+        }
+    }
+
+    fn search_readiness(&self, view: &View<'_>) -> SearchReadiness {
+        if self.is_measuring() {
+            SearchReadiness::Measuring
         } else if self.searches.has_phase_changed(view) {
-            LifecycleEvent::PhaseChanged
+            SearchReadiness::PhaseChanged
         } else if !self.is_known(view) {
-            LifecycleEvent::EvidenceIncomplete
+            SearchReadiness::Unknown
         } else if view.verdicts.is_paused(view.observation.window) {
-            LifecycleEvent::Paused
+            SearchReadiness::Paused
         } else {
-            LifecycleEvent::EvidenceComplete
+            SearchReadiness::Ready
         }
     }
 
     /// Returns whether enough is known about tasks, speeds and profiles for a search.
     fn is_known(&self, view: &View<'_>) -> bool {
-        let unchanged_windows = self
-            .evidence
-            .arrivals
-            .unchanged_windows(view.observation.window);
+        let window = view.observation.window;
+        let unchanged_windows = self.evidence.arrivals.unchanged_windows(window);
         unchanged_windows >= MIN_KNOWN_WINDOWS
-            && (self.lifecycle.measured_windows.is_enough()
+            && (self.measured_windows.is_enough()
                 || self.searches.awaits_new_phase && phases::are_kinds_known(view))
-            && (self.evidence.speeds.are_averages_current())
+            && self.evidence.speeds.are_averages_current()
             && (!self.parameters.includes(PolicyPart::Probes)
                 || self
                     .evidence
@@ -460,68 +431,112 @@ impl Auto {
                 || unchanged_windows >= PATIENCE_WINDOWS)
     }
 
-    /// Searches for a plan that is better than the one in force. If there is one to propose, it replaces `plan`, and
-    /// the verification terms are returned.
+    /// Searches for a better plan if one is due, and otherwise for a step of the partitions in force.
     fn search(
         &mut self,
         view: &View<'_>,
-        plan: &mut DecidedPlan,
+        plan: &DecidedPlan,
         reasons: &mut Vec<Reason>,
-    ) -> (LifecycleEvent, Option<Box<ProposedChange>>) {
-        let no_better_plan = (LifecycleEvent::NoBetterPlan, None);
-        let options = ProblemOptions {
-            uses_nodes: !self.parameters.disable.contains(&Mechanism::MemoryNodes),
-            uses_counts: self.parameters.includes(PolicyPart::Evidence),
-        };
-        let Some(input) = self
+    ) -> Option<(ChangeOrigin, Proposal)> {
+        match self.search_readiness(view) {
+            SearchReadiness::PhaseChanged => self.record_phases(view),
+            SearchReadiness::Ready => {
+                let stamp = task_stamp(view, &self.evidence.curves);
+                if !self.searches.is_outdated(&stamp, view.observation.window) {
+                    return self.search_step(view, plan, reasons);
+                }
+                self.searches.record_start(stamp, view.observation.window);
+                return self.search_plan(view, plan, reasons);
+            }
+            SearchReadiness::Measuring | SearchReadiness::Unknown | SearchReadiness::Paused => {}
+        }
+        None
+    }
+
+    fn record_phases(&mut self, view: &View<'_>) {
+        let window = view.observation.window;
+        self.measured_windows.restart(0);
+        self.forecast = None;
+        self.evidence.arrivals.record_change(window);
+        self.partition_climb.restart();
+        let changed_tasks = self.searches.record_phases(view);
+        self.evidence
+            .phase_changed_at
+            .extend(changed_tasks.into_iter().map(|task| (task, window)));
+    }
+
+    /// Searches for a plan that is better than the one in force, or partitions that may be.
+    fn search_plan(
+        &mut self,
+        view: &View<'_>,
+        plan: &DecidedPlan,
+        reasons: &mut Vec<Reason>,
+    ) -> Option<(ChangeOrigin, Proposal)> {
+        let uses_counts = self.parameters.includes(PolicyPart::Evidence);
+        let input = self
             .searches
-            .prepare(view, &plan.0, &mut self.evidence, options)
-        else {
-            return no_better_plan;
-        };
-        let (tasks, objective) = (all_tasks(view, &input.problem), self.parameters.objective);
-        self.forecast_record
-            .forecast_again(|change| forecast_gain_again(&input, objective, &tasks, change));
+            .prepare(view, &plan.0, &mut self.evidence, uses_counts)?;
         let mut reported_forecasts = std::mem::take(&mut self.reported_forecasts);
         let finder = self.build_finder(view, plan);
-        let SearchResult {
-            current_forecast,
-            proposal,
-        } = finder.find(&input, &mut reported_forecasts, reasons);
-        let can_explore = proposal.is_none()
-            && self.has_time_to_confirm(view)
-            && self
-                .parameters
-                .allowed_mechanisms(view)
-                .allows(Mechanism::Space);
-        let keep_probability = self.partition_climb.explorations.keep_probability();
-        let exploration = can_explore
-            .then(|| finder.find_exploration(&input, keep_probability))
-            .flatten();
-        self.reported_forecasts = reported_forecasts;
-        self.searches.store_results(input);
-        self.lifecycle.forecast = Some(current_forecast.clone());
-        if let Some(exploration) = exploration {
+        let proposal = finder.find_plan(&input, &mut reported_forecasts, reasons);
+
+        let mut change = proposal.map(|proposal| (ChangeOrigin::Plan, proposal));
+        let mechanisms = self.parameters.allowed_mechanisms(view);
+        if change.is_none() && finder.has_time_to_confirm && mechanisms.allows(Mechanism::Space) {
+            let keep_probability = self.partition_climb.keep_probability();
+            let exploration = finder.find_exploration(&input, keep_probability);
+            change = exploration.map(|proposal| (ChangeOrigin::Exploration, proposal));
+        }
+        if let Some((ChangeOrigin::Exploration, exploration)) = &change {
             let text = format!(
                 "partitions that differ from the forecast at most by the errors of curves are measured: {:+.1} % expected",
                 100.0 * exploration.gain
             );
             reasons.push(Reason::new(Vec::new(), text, Vec::new()));
-            self.partition_climb.beaten_layouts.clear();
-            self.partition_climb.is_open = true;
-            self.partition_climb.explorations.is_open = true;
-            let proposed_change = self.propose(exploration, current_forecast, plan);
-            return (LifecycleEvent::PossibleStep, Some(proposed_change));
         }
-        let Some(proposal) = proposal else {
-            return no_better_plan;
+        let forecast = match &change {
+            Some((_, proposal)) => proposal.forecasts[1].clone(),
+            None => {
+                let layout = SiteLayout::from_plan(&plan.0, &input.problem);
+                finder.forecast(&input.problem, &input.score_cache, &layout)
+            }
         };
-        let event = match proposal.method {
-            VerificationMethod::Monitoring => LifecycleEvent::SureGain,
-            VerificationMethod::Confirmation => LifecycleEvent::LikelyGain,
-        };
-        self.partition_climb.beaten_layouts.clear();
-        (event, Some(self.propose(proposal, current_forecast, plan)))
+
+        if change.is_some() {
+            self.partition_climb.restart();
+        }
+        self.forecast = Some(forecast);
+        self.reported_forecasts = reported_forecasts;
+        self.searches.store_results(input);
+        change
+    }
+
+    /// Searches for a move of units between the partitions in force. Curves have errors, so the last step of a partition
+    /// is found by measurement.
+    fn search_step(
+        &self,
+        view: &View<'_>,
+        plan: &DecidedPlan,
+        reasons: &mut Vec<Reason>,
+    ) -> Option<(ChangeOrigin, Proposal)> {
+        if plan.0.shares.is_empty() || !self.has_time_to_confirm(view) {
+            return None;
+        }
+        let ModeledProblem {
+            problem,
+            score_cache,
+            ..
+        } = self.searches.last_results.as_ref()?;
+        let max_units = self.partition_climb.max_step_units()?;
+        let beaten_layouts = &self.partition_climb.beaten_layouts;
+        let finder = self.build_finder(view, plan);
+        let step = finder.find_step(problem, score_cache, beaten_layouts, max_units)?;
+        let text = format!(
+            "units are moved between partitions: {:+.1} % forecast",
+            100.0 * step.gain
+        );
+        reasons.push(Reason::new(Vec::new(), text, Vec::new()));
+        Some((ChangeOrigin::Step, step))
     }
 
     fn build_finder<'a, 'v>(
@@ -535,7 +550,6 @@ impl Auto {
             view,
             current_plan,
             evidence: &self.evidence,
-            forecast_record: &self.forecast_record,
             has_time_to_confirm: self.has_time_to_confirm(view),
         }
     }
@@ -547,73 +561,114 @@ impl Auto {
             .has_time_for(SEARCH_INTERVAL_WINDOWS as u32, view.observation.window)
     }
 
-    /// Proposes to move one unit between the partitions in force, if measuring that is worth its expected loss. Curves
-    /// have errors, so the last step of a partition is found by measurement.
-    fn propose_step(
-        &mut self,
-        view: &View<'_>,
-        plan: &mut DecidedPlan,
-        reasons: &mut Vec<Reason>,
-    ) -> Option<Box<ProposedChange>> {
-        if plan.0.shares.is_empty() || !self.has_time_to_confirm(view) {
-            return None;
-        }
-        let last_search = self.searches.last_results.as_ref()?;
-        let (proposal, current_forecast) = self.build_finder(view, plan).find_step(
-            &last_search.problem,
-            &last_search.score_cache,
-            &self.partition_climb.beaten_layouts,
-        )?;
-        let text = format!(
-            "one unit is moved between partitions: {:+.1} % forecast",
-            100.0 * proposal.gain
-        );
-        reasons.push(Reason::new(Vec::new(), text, Vec::new()));
-        self.partition_climb.is_open = true;
-        Some(self.propose(proposal, current_forecast, plan))
-    }
-
-    /// Replaces the plan by the proposed one, and returns the terms of its verification.
+    /// Returns the plan for the next window: the proposed one if there is one, otherwise the kept one, with the terms
+    /// of its verification.
     fn propose(
         &mut self,
+        view: &View<'_>,
+        kept_plan: DecidedPlan,
+        proposal: Option<(ChangeOrigin, Proposal)>,
+    ) -> (Plan, Verification) {
+        let (decided_plan, verification) = match proposal {
+            Some((origin, proposal)) => self.open_change(origin, proposal, kept_plan),
+            None if self.is_measuring() => (kept_plan, Verification::Pending),
+            None => (kept_plan, Verification::BeforeAndAfter),
+        };
+        let mut plan = decided_plan.0;
+        self.confinements
+            .write_into_plan(view, &mut plan, self.is_measuring());
+        let window_ns = self.parameters.window_ns;
+        plan.window = WindowLength::Time {
+            ns: window_ns.max(view.capabilities.min_window_ns),
+        };
+        plan.penalties.clear();
+        (plan, verification)
+    }
+
+    /// Leaves a proposed plan to the verifier.
+    fn open_change(
+        &mut self,
+        origin: ChangeOrigin,
         proposal: Proposal,
-        current_forecast: Forecast,
-        plan: &mut DecidedPlan,
-    ) -> Box<ProposedChange> {
-        let Proposal {
-            method,
-            new_plan,
-            speeds,
-            goal_processes,
-            gain,
-            forecast,
-            change,
-            is_likely,
-            ..
-        } = proposal;
-        self.open_change = Some(UnverifiedChange {
-            change,
-            plan_before: plan.clone(),
-            is_likely,
-        });
-        self.lifecycle
-            .measured_windows
+        plan_before: DecidedPlan,
+    ) -> (DecidedPlan, Verification) {
+        self.state = State::Proposed(Box::new(UnverifiedChange {
+            origin,
+            layout_before: proposal.layout_before,
+            plan_before,
+            stays_unmeasured: proposal.stays_unmeasured,
+        }));
+        self.measured_windows
             .restart(self.parameters.warmup_windows);
-        self.lifecycle.forecast = Some(forecast.clone());
-        *plan = new_plan;
+        self.forecast = Some(proposal.forecasts[1].clone());
         let objective = match self.parameters.objective {
             PlanObjective::WorstSlowdown => SpeedObjective::Slowest,
             _ => SpeedObjective::Sum,
         };
-        Box::new(ProposedChange {
-            method,
-            forecasts: [current_forecast, forecast],
-            forecast_gain: gain,
+        let terms = ProposedChange {
+            method: proposal.method,
+            forecasts: proposal.forecasts,
+            forecast_gain: proposal.gain,
             min_gain: self.parameters.min_gain,
             objective,
+            speeds: proposal.speeds,
+            goal_processes: proposal.goal_processes,
+        };
+        (proposal.new_plan, Verification::Proposed(Box::new(terms)))
+    }
+
+    /// Returns the probes of the next window: none while a change is measured.
+    fn plan_probes(&mut self, view: &View<'_>) -> Vec<ProbeRequest> {
+        if self.is_measuring() || !self.parameters.includes(PolicyPart::Probes) {
+            return Vec::new();
+        }
+        let mut limits = self.parameters.probe_limits();
+        limits.may_pause_services &= !self.can_confine(view) || self.confinements.has_speeds();
+        let mechanisms = self.parameters.allowed_mechanisms(view);
+        let TaskEvidence {
+            probe_planner,
             speeds,
-            goal_processes,
-        })
+            curves,
+            ..
+        } = &mut self.evidence;
+        let sites = cache_sites(view);
+        let samples_sharing = mechanisms.allows(Mechanism::Sharing);
+        probe_planner.plan_probes(view, &sites, (speeds, curves), &limits, samples_sharing)
+    }
+}
+
+/// Number of undisturbed windows under the plan in force, with the same tasks and phases.
+#[derive(Clone, Copy, Default)]
+struct MeasuredWindows {
+    windows: u32,
+    settling_windows: u32,
+}
+
+/// Smallest number of windows that determines speeds under the plan in force.
+const MIN_MEASURED_WINDOWS: u32 = 4;
+
+impl MeasuredWindows {
+    /// Starts again, because the plan, the tasks or a phase changes now. The first `settling_windows` windows do not
+    /// count.
+    fn restart(&mut self, settling_windows: u32) {
+        *self = MeasuredWindows {
+            windows: 0,
+            settling_windows,
+        };
+    }
+
+    /// Adds an undisturbed window.
+    fn add(&mut self) {
+        if self.settling_windows > 0 {
+            self.settling_windows -= 1;
+        } else {
+            self.windows = self.windows.saturating_add(1);
+        }
+    }
+
+    /// Returns whether there are enough windows.
+    fn is_enough(self) -> bool {
+        self.windows >= MIN_MEASURED_WINDOWS
     }
 }
 
@@ -630,7 +685,7 @@ mod tests {
     };
     use cachemate_core::{
         CacheId, CacheLevel, CacheShare, CounterEvent, CpuId, EventCount, EventCounts, GroupId,
-        IndexSet, Plan, ProcessId, Profile, Profiles, ShareMember, TaskId, Units, Verdicts,
+        IndexSet, ProcessId, Profile, Profiles, ShareMember, TaskId, Units, Verdicts,
     };
 
     /// Two partitioned tasks, the first of them in its second phase: returns the decision if this plan is in force.
@@ -721,9 +776,9 @@ mod tests {
         }
     }
 
-    /// If a confirmation is interrupted, does a likely gain stay in force, while the plan before replaces an unlikely one?
+    /// If a measurement is interrupted, does the plan of a search stay in force, while the plan before replaces a step?
     #[test]
-    fn an_unlikely_gain_that_is_not_confirmed_ends() {
+    fn a_step_that_is_not_measured_ends() {
         let (before, after) = (divided_plan(&[0]), divided_plan(&[0, 1]));
         let verdict = InterruptedVerdict(ChangeVerdict {
             outcome: VerificationOutcome::Interrupted,
@@ -732,24 +787,32 @@ mod tests {
             forecast_gain: Some(0.02),
             measured: None,
         });
-        for (is_likely, expected) in [(true, &after), (false, &before)] {
+        for (stays_unmeasured, expected) in [(true, &after), (false, &before)] {
             let mut policy = Auto::new(Parameters::default(), 1);
-            let layout = SiteLayout::default();
-            let change = LayoutChange {
-                tasks: Vec::new(),
-                layout_before: layout.clone(),
-                layout_after: layout,
-            };
-            policy.open_change = Some(UnverifiedChange {
-                change,
+            policy.state = State::Proposed(Box::new(UnverifiedChange {
+                origin: ChangeOrigin::Step,
+                layout_before: SiteLayout::default(),
                 plan_before: DecidedPlan(before.clone()),
-                is_likely,
-            });
+                stays_unmeasured,
+            }));
             assert_eq!(
                 decide_window(&mut policy, 2, &after, &verdict).plan.shares,
                 expected.shares
             );
-            assert!(policy.open_change.is_none());
+            assert!(!policy.is_measuring());
         }
+    }
+
+    /// Are speeds known after enough undisturbed windows, not counting those in which the machine settles?
+    #[test]
+    fn settling_windows_do_not_count() {
+        let mut measured = MeasuredWindows::default();
+        measured.restart(2);
+        let mut reports = Vec::new();
+        for _ in 0..7 {
+            measured.add();
+            reports.push(measured.is_enough());
+        }
+        assert_eq!(reports, [false, false, false, false, false, true, true]);
     }
 }

@@ -14,7 +14,7 @@ use cachemate_core::{ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, TaskId, Ta
 
 use crate::partition::demand_curve::{ENTRIES_FACTOR, is_uncertain_at};
 use crate::partition::partitioned_cache::{CacheProcess, PartitionedCache};
-use crate::partition::speed_history::SpeedRecord;
+use crate::partition::share_speeds::ShareSpeeds;
 use crate::probe_ledger::ProbeLedger;
 use crate::verifier::speeds::ProcessPhase;
 
@@ -32,8 +32,6 @@ pub struct TraceTerms {
     pub min_gain: f64,
     /// Maximum share of processor time for traces beyond the first one of each process.
     pub max_share: f64,
-    /// Maximum share of processor time for all traces, with a longer one.
-    pub max_longer_share: f64,
 }
 
 impl TraceTerms {
@@ -98,7 +96,7 @@ impl TracePlanner {
         &mut self,
         view: &View<'_>,
         domain: &PartitionedCache<'_>,
-        speeds: &SpeedRecord,
+        speeds: &ShareSpeeds,
         terms: &TraceTerms,
     ) -> Vec<ProbeRequest> {
         // Whether the trace of a process is a longer one; `None` if the process needs no trace.
@@ -138,7 +136,7 @@ impl TracePlanner {
         view: &View<'_>,
         domain: &PartitionedCache<'_>,
         cache_process: &CacheProcess<'_>,
-        speeds: &SpeedRecord,
+        speeds: &ShareSpeeds,
         terms: &TraceTerms,
     ) -> bool {
         let Some((kind, bytes)) = cache_process.phase.kind.zip(domain.cache.size_bytes) else {
@@ -160,8 +158,7 @@ impl TracePlanner {
             .and_then(|speed| speed.stall_share());
         let is_worthwhile = stall_share.is_none_or(|share| share >= terms.min_gain);
         let is_paid = |entry_ns: f64| {
-            self.ledger.excess_ns(terms.max_longer_share)
-                + f64::from(terms.longer_entries()) * entry_ns
+            self.ledger.excess_ns(terms.max_share) + f64::from(terms.longer_entries()) * entry_ns
                 <= 0.0
         };
         self.pending_trace(cache_process, true).is_some()

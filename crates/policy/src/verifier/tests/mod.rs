@@ -7,7 +7,6 @@ mod lies;
 mod mirror;
 mod proposals;
 mod series;
-mod trials;
 mod way_home;
 
 use cachemate_core::*;

@@ -4,33 +4,25 @@ use super::PlanComparator;
 use super::PlanSearch;
 use super::site::SiteTasks;
 use crate::gang_quantum::{MAX_WAIT_NS, max_quantum_ns};
-use crate::policies::auto::model::layout::{GangRotation, PartitionMembers, SiteLayout};
+use crate::policies::auto::model::layout::{GangRotation, SiteLayout};
 
-/// Lengths of gangs' turns, in milliseconds.
-const QUANTA_MS: [u64; 3] = [20, 50, 100];
-/// The only length that a hurried search examines.
-const HURRIED_QUANTUM_NS: u64 = 50_000_000;
+/// Length of a gang's turn.
+const QUANTUM_NS: u64 = 100_000_000;
 /// Minimum CPU demand of a gang's members. A task that sleeps more leaves part of its turn unused.
 const MIN_GANG_DEMAND: f64 = 0.8;
 
 impl PlanSearch<'_> {
     pub(super) fn add_rotations(&self, layout: &SiteLayout) -> SiteLayout {
-        self.change_each_site(layout, |search, site_tasks, new_layout| {
-            new_layout.rotations[site_tasks.site] =
-                site_tasks.best_rotation(&search.judge, &[], false);
+        let sites = 0..self.problem.sites.len();
+        self.refine_each_site(layout, sites, |search, site_tasks, new_layout| {
+            new_layout.rotations[site_tasks.site] = site_tasks.best_rotation(&search.judge);
         })
     }
 }
 
 impl SiteTasks<'_> {
-    /// Returns the best gangs; `None` if none are better than single tasks in turn. In a hurry, only the most promising
-    /// gangs are tried.
-    pub fn best_rotation(
-        &self,
-        judge: &PlanComparator,
-        partitions: &[PartitionMembers],
-        is_hurried: bool,
-    ) -> Option<GangRotation> {
+    /// Returns the best gangs; `None` if none are better than single tasks in turn.
+    fn best_rotation(&self, judge: &PlanComparator) -> Option<GangRotation> {
         let cpus = self.problem.sites[self.site].cpus.count() as usize;
         let program_at = |&at: &usize| self.problem.tasks[at].program.as_ref();
         let can_be_ganged = self
@@ -45,40 +37,25 @@ impl SiteTasks<'_> {
         if self.members.len() <= cpus || !can_be_ganged || cpus < 2 {
             return None;
         }
-        let mut best_key_and_rotation = (judge.score_key(self.score(partitions, None)), None);
-        let grouping_count = if is_hurried { 2 } else { usize::MAX };
-        for slice_ns in QUANTA_MS
-            .map(|ms| ms * 1_000_000)
-            .into_iter()
-            .filter(|ns| !is_hurried || *ns == HURRIED_QUANTUM_NS)
-        {
-            if self
-                .problem
-                .min_slice_ns
-                .is_none_or(|min_slice_ns| min_slice_ns > slice_ns)
-            {
-                continue;
+        let can_take_turns = self.problem.min_slice_ns.is_some_and(|ns| ns <= QUANTUM_NS);
+        let mut best_key = judge.score_key(self.score(&[], None));
+        let mut best_rotation = None;
+        for gangs in self.form_gangs(cpus) {
+            let is_short = QUANTUM_NS <= max_quantum_ns(gangs.len(), MAX_WAIT_NS);
+            if !can_take_turns || !is_short || self.remaining_scores.get() == 0 {
+                break;
             }
-            for gangs in self.form_gangs(cpus).into_iter().take(grouping_count) {
-                if self.remaining_scores.get() == 0 {
-                    break;
-                }
-                if slice_ns > max_quantum_ns(gangs.len(), MAX_WAIT_NS) {
-                    continue;
-                }
-                let rotation = GangRotation { slice_ns, gangs };
-                let key = judge.score_key(self.score(partitions, Some(&rotation)));
-                if key > best_key_and_rotation.0 + 1e-9 {
-                    best_key_and_rotation = (key, Some(rotation));
-                }
+            let rotation = GangRotation {
+                slice_ns: QUANTUM_NS,
+                gangs,
+            };
+            let key = judge.score_key(self.score(&[], Some(&rotation)));
+            if key > best_key + 1e-9 {
+                (best_key, best_rotation) = (key, Some(rotation));
             }
         }
-        let (best_key, rotation) = best_key_and_rotation;
-        let exchanged = |rotation| match is_hurried {
-            true => rotation,
-            false => self.exchange_members(judge, partitions, best_key, rotation),
-        };
-        rotation.map(exchanged).map(GangRotation::in_order)
+        let rotation = self.exchange_members(judge, best_key, best_rotation?);
+        Some(rotation.in_order())
     }
 
     /// Groups similar tasks, by pressure and by space, and completes or evens out the groups.
@@ -143,7 +120,6 @@ impl SiteTasks<'_> {
     fn exchange_members(
         &self,
         judge: &PlanComparator,
-        partitions: &[PartitionMembers],
         mut key: f64,
         mut rotation: GangRotation,
     ) -> GangRotation {
@@ -165,7 +141,7 @@ impl SiteTasks<'_> {
                                 rotation.gangs[gang][member],
                             );
                             let new_key =
-                                judge.score_key(self.score(partitions, Some(&exchanged_rotation)));
+                                judge.score_key(self.score(&[], Some(&exchanged_rotation)));
                             if new_key > key + 1e-9 {
                                 (key, rotation) = (new_key, exchanged_rotation);
                             }

@@ -1,15 +1,13 @@
-//! Candidates: the plan of every single mechanism, the default, the plan in force, and a joint local search over all
-//! mechanisms.
+//! The search: placements by moves and exchanges from a few starts, then the partitions or the gangs of each site.
 //!
 //! Problem: mechanisms conflict (thesis 7.3): sharing clusters unite tasks that spreading separates, partition sizes
 //! hold for one placement only, and gangs change which tasks run together. Method: one forecast scores whole plans.
-//! Placement is searched first, by moves, exchanges and moves of whole sharing clusters, each of which rescores only
-//! the sites that it changes. The partitions and the rotation of each site follow. With few tasks, placement is
-//! then searched once more with the best partitions and rotations of each site. Properties: deterministic; bounded by a
-//! number of site scores; disabled mechanisms are not used.
+//! Placement is climbed from the present one, from misses that are dealt out evenly, and from gathered sharing
+//! clusters. Each placement is divided where that is forecast to gain. Gangs are tried on the default's and the present
+//! placement only: a placement that was chosen by the forecast is where the forecast is most likely too good.
+//! Properties: deterministic; bounded by a number of site scores; disabled mechanisms are not used.
 
 mod gangs;
-mod memory_nodes;
 mod newcomers;
 mod placement;
 mod sharing;
@@ -24,18 +22,17 @@ use serde::Deserialize;
 
 use self::site::SiteTasks;
 pub use self::space::unit_steps;
-use super::model::layout::{GangRotation, PartitionMembers, SiteLayout};
-use super::model::problem::{CacheSite, PlanningProblem};
+use super::model::layout::SiteLayout;
+use super::model::problem::PlanningProblem;
 use super::model::score::{LayoutScore, PlanObjective, score, split_shares};
 use super::model::score_cache::ScoreCache;
+use super::model::sites::CacheSite;
 
 /// A mechanism that can be disabled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mechanism {
     Placement,
-    /// Placement by the node of a task's memory.
-    MemoryNodes,
     Sharing,
     Space,
     Gangs,
@@ -43,9 +40,8 @@ pub enum Mechanism {
 
 impl Mechanism {
     /// All mechanisms, in the order of reports.
-    pub const ALL: [Mechanism; 5] = [
+    pub const ALL: [Mechanism; 4] = [
         Mechanism::Placement,
-        Mechanism::MemoryNodes,
         Mechanism::Sharing,
         Mechanism::Space,
         Mechanism::Gangs,
@@ -55,7 +51,6 @@ impl Mechanism {
     pub fn describe(self) -> &'static str {
         match self {
             Mechanism::Placement => "placement",
-            Mechanism::MemoryNodes => "memory nodes",
             Mechanism::Sharing => "sharing",
             Mechanism::Space => "space",
             Mechanism::Gangs => "gangs",
@@ -93,7 +88,7 @@ pub struct PlanComparator {
 impl PlanComparator {
     /// Returns the key of a score; larger is better. Goals come first, then the lowest speed, then the objective.
     pub fn score_key(&self, score: LayoutScore) -> f64 {
-        let speed_shortfall = (self.min_speed - score.min_relative_speed()).clamp(0.0, 10.0);
+        let speed_shortfall = (self.min_speed - score.min_relative_speed).clamp(0.0, 10.0);
         score.objective_value(self.objective) - 100.0 * score.unmet_goals - 10.0 * speed_shortfall
     }
 }
@@ -102,7 +97,7 @@ impl PlanComparator {
 #[derive(Clone, Debug)]
 pub struct CandidatePlan {
     /// The plan's name in reasons.
-    pub label: &'static str,
+    pub label: String,
     /// The single mechanism of the plan; `None` for the default, the plan in force, or a combination.
     pub mechanism: Option<Mechanism>,
     pub layout: SiteLayout,
@@ -111,8 +106,8 @@ pub struct CandidatePlan {
 
 /// Maximum loss of speed of the slowest task that a plan may cause if the objective is not the slowest task.
 const MAX_WORST_LOSS: f64 = 0.02;
-/// Number of tasks up to which placement is searched together with partitions and rotations.
-const MAX_JOINT_TASKS: usize = 24;
+/// Number of tasks up to which placement is searched by the forecast of all sites together.
+const MAX_TRAFFIC_TASKS: usize = 24;
 
 /// A search with its remaining evaluations.
 pub struct PlanSearch<'a> {
@@ -157,7 +152,7 @@ impl PlanSearch<'_> {
     ) -> CandidatePlan {
         let default = self.build_default(default_sites, current_layout);
         if self.judge.objective != PlanObjective::WorstSlowdown {
-            self.judge.min_speed = default.score.min_relative_speed() - MAX_WORST_LOSS;
+            self.judge.min_speed = default.score.min_relative_speed - MAX_WORST_LOSS;
         }
         default
     }
@@ -178,7 +173,7 @@ impl PlanSearch<'_> {
         }
         let score = score(self.problem, &layout, self.score_cache);
         CandidatePlan {
-            label: "default",
+            label: "default".to_string(),
             mechanism: None,
             layout,
             score,
@@ -191,119 +186,89 @@ impl PlanSearch<'_> {
         default_sites: &BTreeMap<TaskId, usize>,
         current_layout: Option<SiteLayout>,
     ) -> Vec<CandidatePlan> {
-        let (problem, score_cache) = (self.problem, self.score_cache);
-        let default_plan = self.set_min_speed(default_sites, current_layout.as_ref());
-        let default = default_plan.layout.clone();
-        let mut candidates = vec![default_plan];
-        let restore_closed_sites = |layout: SiteLayout| match &current_layout {
-            Some(current_layout) => problem.with_closed_sites(layout, current_layout),
-            None => layout,
+        let default = self.set_min_speed(default_sites, current_layout.as_ref());
+        let current = current_layout.unwrap_or_else(|| default.layout.clone());
+        let placements = self.find_placements(&default.layout, &current);
+
+        let mut candidates = Candidates {
+            problem: self.problem,
+            score_cache: self.score_cache,
+            plans: vec![default],
         };
-        let mut add_candidate =
-            |label: &'static str, mechanism: Option<Mechanism>, layout: SiteLayout| {
-                add(
-                    &mut candidates,
-                    problem,
-                    score_cache,
-                    (label, mechanism),
-                    restore_closed_sites(layout),
-                );
-            };
-        let mut start_layouts = vec![("joint from the default", default.clone())];
-        if let Some(current) = &current_layout {
-            add_candidate("the plan in force", None, current.clone());
-            start_layouts.push((
-                "joint from the plan in force",
-                SiteLayout::without_partitions(problem, current.site_by_task.clone(), true),
-            ));
-        }
-        let shares_data = self.allowed_mechanisms.allows(Mechanism::Sharing)
-            && problem
-                .tasks
-                .iter()
-                .any(|problem_task| problem_task.cluster.is_some());
-        if self.allowed_mechanisms.allows(Mechanism::Space) {
-            add_candidate(
-                "space",
-                Some(Mechanism::Space),
-                self.with_budget_share(8, |search| search.with_best_partitions(&default)),
-            );
-        }
+        candidates.add("the plan in force", None, current.clone());
         if self.allowed_mechanisms.allows(Mechanism::Gangs) {
-            add_candidate(
-                "gangs",
-                Some(Mechanism::Gangs),
-                self.with_budget_share(2, |search| search.add_rotations(&default)),
-            );
+            for (label, _, layout) in &placements[..2] {
+                let ganged = self.with_budget_share(3, |search| search.add_rotations(layout));
+                let layout = self.problem.with_closed_sites(ganged, &current);
+                candidates.add(
+                    format!("{label} with gangs"),
+                    Some(Mechanism::Gangs),
+                    layout,
+                );
+            }
         }
+
+        let placement_count = placements.len();
+        for (index, (label, mechanism, layout)) in placements.into_iter().enumerate() {
+            if self.allowed_mechanisms.allows(Mechanism::Space) {
+                let divided = self.with_budget_share(placement_count - index, |search| {
+                    search.with_best_partitions(&layout)
+                });
+                let layout = self.problem.with_closed_sites(divided, &current);
+                let single = (index == 0).then_some(Mechanism::Space);
+                candidates.add(format!("{label} with partitions"), single, layout);
+            }
+            let layout = self.problem.with_closed_sites(layout, &current);
+            candidates.add(label, mechanism, layout);
+        }
+        candidates.plans
+    }
+
+    /// Returns undivided placements: the default and the present one, then those of the searches.
+    fn find_placements(
+        &mut self,
+        default: &SiteLayout,
+        current: &SiteLayout,
+    ) -> Vec<(&'static str, Option<Mechanism>, SiteLayout)> {
+        let problem = self.problem;
+        let current_sites = current.site_by_task.clone();
+        let present = SiteLayout::without_partitions(problem, current_sites, true);
+        let mut placements = vec![
+            ("default", None, default.clone()),
+            ("the present placement", None, present.clone()),
+        ];
+        let can_place =
+            self.allowed_mechanisms.allows(Mechanism::Placement) && problem.sites.len() > 1;
+        let shares_data = self.allowed_mechanisms.allows(Mechanism::Sharing)
+            && problem.tasks.iter().any(|task| task.cluster.is_some());
+
+        let placement = Some(Mechanism::Placement);
         if shares_data {
-            let layout = self.cluster_sharers(&default);
-            add_candidate("sharing", Some(Mechanism::Sharing), layout.clone());
-            start_layouts.push(("joint from sharing", layout));
+            let gathered = self.cluster_sharers(default);
+            placements.push(("sharing", Some(Mechanism::Sharing), gathered.clone()));
+            if can_place {
+                let placed = self.with_budget_share(4, |search| search.place(gathered));
+                placements.push(("placement from gathered sharers", None, placed));
+            }
         }
-        if self.allowed_mechanisms.allows(Mechanism::MemoryNodes)
-            && let Some(layout) = self.layout_near_memory(&default)
-        {
-            add_candidate("memory nodes", Some(Mechanism::MemoryNodes), layout);
+        if can_place {
+            let dealt = self.balance(default);
+            let placed = self.with_budget_share(4, |search| search.place(present));
+            placements.push(("placement", placement, placed));
+            let placed = self.with_budget_share(3, |search| search.place(dealt));
+            placements.push(("placement from balanced misses", placement, placed));
         }
-        if self.allowed_mechanisms.allows(Mechanism::Placement) && problem.sites.len() > 1 {
-            let (balanced_layout, separated_layout) =
-                (self.balance(&default), self.separate_streams(&default));
-            let mut search_placement = |start_layout: SiteLayout| {
-                self.with_budget_share(8, |search| search.place(start_layout, false))
+        if can_place && problem.bus.is_some() && problem.tasks.len() <= MAX_TRAFFIC_TASKS {
+            let key = |layout: &SiteLayout| {
+                self.judge
+                    .score_key(score(problem, layout, self.score_cache))
             };
-            let separated_plan = search_placement(separated_layout);
-            add_candidate(
-                "placement from separated misses",
-                Some(Mechanism::Placement),
-                separated_plan.clone(),
-            );
-            start_layouts.push(("joint from separated misses", separated_plan));
-            add_candidate(
-                "placement",
-                Some(Mechanism::Placement),
-                search_placement(default.clone()),
-            );
-            let balanced_plan = search_placement(balanced_layout);
-            add_candidate(
-                "placement from balanced misses",
-                Some(Mechanism::Placement),
-                balanced_plan.clone(),
-            );
-            start_layouts.push(("joint from balanced misses", balanced_plan));
+            let layouts = placements.iter().map(|(.., layout)| layout);
+            let best = layouts.reduce(|a, b| if key(b) > key(a) { b } else { a });
+            let placed = self.place_by_traffic(best.unwrap_or(default).clone());
+            placements.push(("placement by memory traffic", placement, placed));
         }
-        let start_count = start_layouts.len();
-        for (index, (label, start)) in start_layouts.into_iter().enumerate() {
-            let can_place =
-                self.allowed_mechanisms.allows(Mechanism::Placement) && problem.sites.len() > 1;
-            let is_joint = problem.tasks.len() <= MAX_JOINT_TASKS;
-            let layout = self.with_budget_share(start_count - index, |search| {
-                // Even if the layout does not change, its partitions and rotation are searched.
-                let layout = if can_place {
-                    search.with_budget_share(2, |search| search.place(start, is_joint))
-                } else {
-                    start
-                };
-                search.refine(&layout)
-            });
-            add_candidate(label, None, layout);
-        }
-        if problem.bus.is_some()
-            && self.allowed_mechanisms.allows(Mechanism::Placement)
-            && problem.tasks.len() <= MAX_JOINT_TASKS
-        {
-            let key_of = |candidate: &CandidatePlan| self.judge.score_key(candidate.score);
-            let undivided_candidates = candidates
-                .iter()
-                .filter(|candidate| candidate.layout.is_undivided());
-            let best_undivided = undivided_candidates
-                .reduce(|a, b| if key_of(b) > key_of(a) { b } else { a })
-                .unwrap_or(&candidates[0]);
-            let layout = restore_closed_sites(self.place_by_traffic(best_undivided.layout.clone()));
-            let label = ("placement by memory traffic", Some(Mechanism::Placement));
-            self::add(&mut candidates, problem, score_cache, label, layout);
-        }
-        candidates
+        placements
     }
 
     /// Runs a search that may use one part in `budget_divisor` of the remaining site scores.
@@ -357,14 +322,12 @@ impl PlanSearch<'_> {
             .collect()
     }
 
-    /// Scores a site with these members: with its best partitions and rotation if the search is joint, otherwise
-    /// without partitions.
+    /// Scores a site with these members, without partitions.
     fn score_site(
         &self,
         site_by_task: &[Option<usize>],
         site: usize,
         members: &[usize],
-        is_joint: bool,
     ) -> LayoutScore {
         if members.is_empty() {
             return LayoutScore::EMPTY;
@@ -378,55 +341,7 @@ impl PlanSearch<'_> {
             remaining_scores: &self.remaining_scores,
             score_cache: self.score_cache,
         };
-        let (partitions, rotation) = if is_joint {
-            self.find_best_plan(&site_tasks, true)
-        } else {
-            (Vec::new(), None)
-        };
-        site_tasks.score(&partitions, rotation.as_ref())
-    }
-
-    /// Returns the partitions and the rotation of one site that score best together.
-    pub(super) fn find_best_plan(
-        &self,
-        site_tasks: &SiteTasks<'_>,
-        is_hurried: bool,
-    ) -> (Vec<PartitionMembers>, Option<GangRotation>) {
-        if site_tasks.members.len() < 2 {
-            return (Vec::new(), None);
-        }
-        let rotation = if self.allowed_mechanisms.allows(Mechanism::Gangs) {
-            site_tasks.best_rotation(&self.judge, &[], is_hurried)
-        } else {
-            None
-        };
-        let partitions = if self.allowed_mechanisms.allows(Mechanism::Space) {
-            site_tasks.best_partitions(&self.judge, rotation.as_ref())
-        } else {
-            Vec::new()
-        };
-        if rotation.is_none() || !self.allowed_mechanisms.allows(Mechanism::Space) {
-            return (partitions, rotation);
-        }
-        // If partitions are enough, a rotation adds nothing.
-        let lone_partitions = site_tasks.best_partitions(&self.judge, None);
-        let (rotation_score, lone_score) = (
-            site_tasks.score(&partitions, rotation.as_ref()),
-            site_tasks.score(&lone_partitions, None),
-        );
-        if self.judge.score_key(lone_score) >= self.judge.score_key(rotation_score) - 1e-3 {
-            (lone_partitions, None)
-        } else {
-            (partitions, rotation)
-        }
-    }
-
-    fn change_each_site(
-        &self,
-        layout: &SiteLayout,
-        change: impl Fn(&Self, &SiteTasks<'_>, &mut SiteLayout),
-    ) -> SiteLayout {
-        self.refine_each_site(layout, 0..self.problem.sites.len(), change)
+        site_tasks.score(&[], None)
     }
 
     /// Returns the layout with these sites improved one by one.
@@ -464,32 +379,29 @@ impl PlanSearch<'_> {
         }
         new_layout
     }
-
-    fn refine(&self, layout: &SiteLayout) -> SiteLayout {
-        self.change_each_site(layout, |search, site_tasks, new_layout| {
-            (
-                new_layout.partitions[site_tasks.site],
-                new_layout.rotations[site_tasks.site],
-            ) = search.find_best_plan(site_tasks, false);
-        })
-    }
 }
 
-/// Scores a layout, and adds it if it differs from all earlier ones.
-pub(super) fn add(
-    candidates: &mut Vec<CandidatePlan>,
-    problem: &PlanningProblem,
-    score_cache: &ScoreCache,
-    (label, mechanism): (&'static str, Option<Mechanism>),
-    layout: SiteLayout,
-) {
-    if candidates
-        .iter()
-        .all(|candidate| candidate.layout != layout)
-    {
-        let score = score(problem, &layout, score_cache);
-        candidates.push(CandidatePlan {
-            label,
+/// The candidates so far.
+pub(super) struct Candidates<'a> {
+    pub problem: &'a PlanningProblem,
+    pub score_cache: &'a ScoreCache,
+    pub plans: Vec<CandidatePlan>,
+}
+
+impl Candidates<'_> {
+    /// Scores a layout, and adds it if it differs from all earlier ones.
+    pub fn add(
+        &mut self,
+        label: impl Into<String>,
+        mechanism: Option<Mechanism>,
+        layout: SiteLayout,
+    ) {
+        if self.plans.iter().any(|plan| plan.layout == layout) {
+            return;
+        }
+        let score = score(self.problem, &layout, self.score_cache);
+        self.plans.push(CandidatePlan {
+            label: label.into(),
             mechanism,
             layout,
             score,
@@ -507,10 +419,12 @@ pub const MIN_KEY_GAIN: f64 = 1e-4;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policies::auto::model::problem::{CacheSite, PlanningProblem, ProblemTask};
+    use crate::policies::auto::model::layout::PartitionMembers;
+    use crate::policies::auto::model::problem::{PlanningProblem, ProblemTask};
     use crate::policies::auto::model::program_model::tests::{
         CACHE, program_fixture, uniform_program,
     };
+    use crate::policies::auto::model::score::forecast_speeds;
     use crate::policies::auto::model::score_cache;
     use cachemate_core::ProcessId;
 
@@ -595,6 +509,42 @@ mod tests {
             value(best_score),
             "all mechanisms are disabled"
         );
+    }
+
+    /// Does the worked example of the policy's page hold?
+    #[test]
+    fn the_example_of_the_page_holds() {
+        let misses_of_reuser = |bytes| if bytes < 0.75 * CACHE { 0.02 } else { 0.001 };
+        let mut tasks = [0, 1].map(|id| score_cache::tests::task_fixture(id, 0, 0.5));
+        tasks[0].program = Some(program_fixture(misses_of_reuser));
+        tasks[1].program = Some(program_fixture(|_| 0.03));
+        let sites = vec![score_cache::tests::site_fixture(0, 2)];
+        let problem = PlanningProblem::undisturbed_problem(sites, tasks.to_vec());
+        let memo = ScoreCache::new(&problem);
+        let mut search = PlanSearch::with_effort(&problem, &memo, all_mechanisms(), 2_000);
+        let candidates = search.find_candidates(&BTreeMap::new(), None);
+
+        let speeds = forecast_speeds(&problem, &candidates[0].layout, &memo);
+        let [reuser, stream] = [speeds[0].unwrap(), speeds[1].unwrap()];
+        assert!((8.0 * reuser.occupancy_bytes / CACHE - 3.8).abs() < 0.1);
+        assert!((reuser.relative_speed - 1.1 / 3.0).abs() < 1e-3);
+        assert!((stream.relative_speed - 1.0).abs() < 1e-6);
+
+        let value = |score: LayoutScore| score.objective_value(PlanObjective::WeightedSpeedup);
+        let best = candidates
+            .iter()
+            .reduce(|a, b| {
+                if value(b.score) > value(a.score) {
+                    b
+                } else {
+                    a
+                }
+            })
+            .unwrap();
+        assert!((value(best.score) / value(candidates[0].score) - 1.463).abs() < 1e-3);
+        let partitions = &best.layout.partitions[0];
+        let of_reuser = partitions.iter().find(|part| part.members == [0]).unwrap();
+        assert!(of_reuser.units >= 6, "{partitions:?}");
     }
 
     /// Do threads that have never run on different caches stay together, and are they split if they have?

@@ -6,7 +6,7 @@ use super::TASKS_PER_SCORE;
 use crate::policies::auto::model::layout::{GangRotation, PartitionMembers};
 use crate::policies::auto::model::problem::PlanningProblem;
 use crate::policies::auto::model::score::{LayoutScore, SiteScorer};
-use crate::policies::auto::model::score_cache::{ErrorDraw, ScoreCache};
+use crate::policies::auto::model::score_cache::ScoreCache;
 
 /// Tasks of one site, for which partitions and a rotation are searched.
 pub struct SiteTasks<'a> {
@@ -14,13 +14,10 @@ pub struct SiteTasks<'a> {
     pub site: usize,
     pub members: &'a [usize],
     pub split_shares: &'a [f64],
-    /// Remaining evaluations; a score without turns costs one.
+    /// Remaining evaluations.
     pub remaining_scores: &'a Cell<usize>,
     pub score_cache: &'a ScoreCache,
 }
-
-/// Cost of a score with turns, which combines many moments.
-const ROTATION_COST: usize = 8;
 
 impl SiteTasks<'_> {
     pub fn score(
@@ -28,8 +25,7 @@ impl SiteTasks<'_> {
         partitions: &[PartitionMembers],
         rotation: Option<&GangRotation>,
     ) -> LayoutScore {
-        let cost = if rotation.is_some() { ROTATION_COST } else { 1 };
-        let cost = cost * (1 + self.members.len() / TASKS_PER_SCORE);
+        let cost = 1 + self.members.len() / TASKS_PER_SCORE;
         self.remaining_scores
             .set(self.remaining_scores.get().saturating_sub(cost));
         let (problem, site, members, split_shares) =
@@ -42,6 +38,6 @@ impl SiteTasks<'_> {
             partitions,
             rotation,
         }
-        .score(&ErrorDraw::default(), self.score_cache)
+        .score(self.score_cache)
     }
 }

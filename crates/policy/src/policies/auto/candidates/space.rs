@@ -5,9 +5,7 @@ use cachemate_core::PartitionSupport;
 use super::PlanComparator;
 use super::PlanSearch;
 use super::site::SiteTasks;
-use crate::policies::auto::model::layout::{
-    GangRotation, PartitionMembers, SiteLayout, group_by_process,
-};
+use crate::policies::auto::model::layout::{PartitionMembers, SiteLayout, group_by_process};
 use crate::policies::auto::model::problem::PlanningProblem;
 use crate::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 
@@ -18,21 +16,32 @@ const MAX_EXCLUSIVE_PARTITIONS: usize = 12;
 /// Maximum number of units for the exact solver, whose steps grow with the square of the units.
 const MAX_EXACT_UNITS: u32 = 64;
 
-/// Returns the layouts in which one partition of a site has one unit less, and another one of the site one unit more.
-pub fn unit_steps(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<SiteLayout> {
+/// Returns the layouts in which one partition of a site has 1, 2 or 4 units less, but at most `max_units`, and another one
+/// of the site has them more.
+pub fn unit_steps(
+    problem: &PlanningProblem,
+    layout: &SiteLayout,
+    max_units: u32,
+) -> Vec<SiteLayout> {
     let mut steps = Vec::new();
     for (site, partitions) in layout.partitions.iter().enumerate() {
         let Some(partition_units) = problem.sites[site].partition_units else {
             continue;
         };
-        for giver in (0..partitions.len())
-            .filter(|&giver| partitions[giver].units > partition_units.min_units())
-        {
+        for giver in 0..partitions.len() {
+            let spare_units = partitions[giver]
+                .units
+                .saturating_sub(partition_units.min_units());
             for taker in (0..partitions.len()).filter(|&taker| taker != giver) {
-                let mut step = layout.clone();
-                step.partitions[site][giver].units -= 1;
-                step.partitions[site][taker].units += 1;
-                steps.push(step);
+                for units in [4, 2, 1] {
+                    if units > max_units.min(spare_units) {
+                        continue;
+                    }
+                    let mut step = layout.clone();
+                    step.partitions[site][giver].units -= units;
+                    step.partitions[site][taker].units += units;
+                    steps.push(step);
+                }
             }
         }
     }
@@ -42,20 +51,24 @@ pub fn unit_steps(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<SiteLay
 impl PlanSearch<'_> {
     /// Returns the layout with the best partitions of each site.
     pub fn with_best_partitions(&self, layout: &SiteLayout) -> SiteLayout {
-        self.change_each_site(layout, |search, site_tasks, new_layout| {
-            new_layout.partitions[site_tasks.site] =
-                site_tasks.best_partitions(&search.judge, None);
+        self.divide_sites(layout, 0..self.problem.sites.len())
+    }
+
+    /// Returns the layout with the best partitions of these sites.
+    pub(super) fn divide_sites(
+        &self,
+        layout: &SiteLayout,
+        sites: impl IntoIterator<Item = usize>,
+    ) -> SiteLayout {
+        self.refine_each_site(layout, sites, |search, site_tasks, new_layout| {
+            new_layout.partitions[site_tasks.site] = site_tasks.best_partitions(&search.judge);
         })
     }
 }
 
 impl SiteTasks<'_> {
     /// Returns the best partitions of this cache; empty if none is better than sharing the whole cache.
-    pub fn best_partitions(
-        &self,
-        judge: &PlanComparator,
-        rotation: Option<&GangRotation>,
-    ) -> Vec<PartitionMembers> {
+    pub fn best_partitions(&self, judge: &PlanComparator) -> Vec<PartitionMembers> {
         let Some(partition_units) = self.problem.sites[self.site].partition_units else {
             return Vec::new();
         };
@@ -63,12 +76,12 @@ impl SiteTasks<'_> {
         if site_processes.len() < 2 || self.remaining_scores.get() == 0 {
             return Vec::new();
         }
-        let mut best_key_and_partitions = (judge.score_key(self.score(&[], rotation)), Vec::new());
+        let mut best_key_and_partitions = (judge.score_key(self.score(&[], None)), Vec::new());
         let mut consider_partition = |partitions: Vec<PartitionMembers>| {
             if self.remaining_scores.get() == 0 {
                 return;
             }
-            let key = judge.score_key(self.score(&partitions, rotation));
+            let key = judge.score_key(self.score(&partitions, None));
             if key > best_key_and_partitions.0 + 1e-9 {
                 best_key_and_partitions = (key, partitions);
             }
@@ -84,7 +97,7 @@ impl SiteTasks<'_> {
         if best_key_and_partitions.1.is_empty() {
             best_key_and_partitions.1
         } else {
-            self.move_units(judge, rotation, &partition_units, best_key_and_partitions)
+            self.move_units(judge, &partition_units, best_key_and_partitions)
         }
     }
 
@@ -227,7 +240,6 @@ impl SiteTasks<'_> {
     fn move_units(
         &self,
         judge: &PlanComparator,
-        rotation: Option<&GangRotation>,
         partition_units: &PartitionSupport,
         mut best: (f64, Vec<PartitionMembers>),
     ) -> Vec<PartitionMembers> {
@@ -245,7 +257,7 @@ impl SiteTasks<'_> {
                     let mut partitions = best.1.clone();
                     partitions[giver].units -= step;
                     partitions[receiver].units += step;
-                    let key = judge.score_key(self.score(&partitions, rotation));
+                    let key = judge.score_key(self.score(&partitions, None));
                     if key
                         > best_step
                             .as_ref()
@@ -271,9 +283,9 @@ mod tests {
     use super::*;
     use crate::policies::auto::model::score_cache::tests::{site_fixture, task_fixture};
 
-    /// Does a step move one unit within a site, and does it leave the smallest partition and undivided sites alone?
+    /// Does a step move units within a site, and does it leave the smallest partition and undivided sites alone?
     #[test]
-    fn a_step_moves_one_unit() {
+    fn a_step_moves_units_within_a_site() {
         let tasks = (0..4)
             .map(|id| task_fixture(id, (id / 2) as usize, 0.5))
             .collect();
@@ -286,17 +298,22 @@ mod tests {
             (0..4).map(|index| Some(index / 2)).collect(),
             true,
         );
-        assert_eq!(unit_steps(&problem, &layout), []);
+        assert_eq!(unit_steps(&problem, &layout, 4), []);
         let part = |index: usize, units: u32| PartitionMembers {
             members: vec![index],
             units,
         };
         layout.partitions[0] = vec![part(0, 7), part(1, 1)];
-        let [step] = &unit_steps(&problem, &layout)[..] else {
+        let [step] = &unit_steps(&problem, &layout, 1)[..] else {
             panic!("one partition can give")
         };
         assert_eq!(step.partitions, [vec![part(0, 6), part(1, 2)], Vec::new()]);
         layout.partitions[0] = vec![part(0, 4), part(1, 4)];
-        assert_eq!(unit_steps(&problem, &layout).len(), 2);
+        assert_eq!(unit_steps(&problem, &layout, 1).len(), 2);
+        assert_eq!(
+            unit_steps(&problem, &layout, 4).len(),
+            4,
+            "one or two units"
+        );
     }
 }

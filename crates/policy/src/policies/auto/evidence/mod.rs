@@ -21,7 +21,8 @@ use self::measured_sizes::{CoRunners, MeasuredSizes, phase_key};
 use self::probe_planner::ProbePlanner;
 use self::speeds::{CurrentPhase, SpeedTracker};
 use super::model::layout::SiteLayout;
-use super::model::problem::{CacheSite, CpuSites, PlanningProblem, ProblemTask, cache_sites};
+use super::model::problem::{PlanningProblem, ProblemTask};
+use super::model::sites::{CacheSite, CpuSites, cache_sites};
 
 /// Number of windows for which speeds must be known.
 pub const MIN_KNOWN_WINDOWS: u64 = 3;
@@ -212,15 +213,6 @@ impl TaskEvidence {
         self.split_processes
             .extend(sited_samples().filter(is_split).map(|(seen, _)| seen.task));
     }
-}
-
-/// Returns all tasks, with their phases.
-pub fn all_tasks(view: &View<'_>, problem: &PlanningProblem) -> CoRunners {
-    problem
-        .tasks
-        .iter()
-        .map(|task| with_phase(view, task))
-        .collect()
 }
 
 /// Returns the tasks on each of the included sites, with their phases.

@@ -27,7 +27,7 @@ use crate::clustering::{
     scaled_threshold,
 };
 use crate::partition::demand_curve::{ENTRIES_FACTOR, is_uncertain_at};
-use crate::policies::auto::model::problem::{CacheSite, CpuSites};
+use crate::policies::auto::model::sites::{CacheSite, CpuSites};
 use crate::probe_ledger::ProbeLedger;
 
 /// Limits of the probes.
@@ -847,7 +847,7 @@ mod tests {
                 predictor: &NullPredictor,
                 verdicts: &(),
             };
-            let sites = crate::policies::auto::model::problem::cache_sites(&view);
+            let sites = crate::policies::auto::model::sites::cache_sites(&view);
             let evidence = (&SpeedTracker::default(), &CurveChecks::default());
             plan.probes = planner.plan_probes(&view, &sites, evidence, &limits, false);
         }

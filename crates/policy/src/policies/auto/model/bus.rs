@@ -8,10 +8,8 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::TaskId;
 use cachemate_locality::memory_queue::{LineSource, QueueStation};
 
-use super::problem::{CacheSite, ProblemTask};
 use crate::policies::auto::evidence::speeds::ObservedSpeed;
 
 /// The model of a path to memory; see the module's documentation.
@@ -65,20 +63,15 @@ fn waits_at(line_cycles: f64, sources: &[LineSource]) -> Vec<f64> {
 }
 
 impl MemoryPathModel {
-    /// Builds the model; `None` if the queue was not counted or waits are too short.
+    /// Builds the model from the speeds of tasks, each with its package; `None` if the queue was not counted or waits
+    /// are too short.
     pub fn new(
-        sites: &[CacheSite],
-        tasks: &[ProblemTask],
+        speeds: impl Iterator<Item = (u32, ObservedSpeed)>,
         line_bytes: f64,
-        speed_of: impl Fn(TaskId) -> Option<ObservedSpeed>,
     ) -> Option<Self> {
         // By package: the tasks' lines, misses per cycle, cycles waited per cycle.
         let mut sums: BTreeMap<u32, (Vec<LineSource>, f64, f64)> = BTreeMap::new();
-        for problem_task in tasks {
-            let Some((site, speed)) = problem_task.last_site.zip(speed_of(problem_task.task))
-            else {
-                continue;
-            };
+        for (package, speed) in speeds {
             let Some((misses, bytes)) = speed.misses_per_instr.zip(speed.bytes_per_miss) else {
                 continue;
             };
@@ -86,7 +79,7 @@ impl MemoryPathModel {
                 speed.elapsed_cycles_per_instr.max(1e-9),
                 speed.queue_cycles_per_miss?,
             );
-            let sum = sums.entry(sites[site].package).or_default();
+            let sum = sums.entry(package).or_default();
             sum.0
                 .push(task_lines(cycles, misses, bytes / line_bytes, queue_cycles));
             sum.1 += misses / cycles;

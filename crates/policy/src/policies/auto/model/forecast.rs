@@ -1,4 +1,7 @@
 //! The model's forecast of a plan, in the terms in which the loop compares it with the next window.
+//!
+//! An interval spans one standard error of the task's own curve and of the cost of its misses: its waits for memory are
+//! that much shorter or longer. What its co-runners do if their curves err is left out.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +9,13 @@ use cachemate_core::{Estimate, Forecast, ForecastModel, TaskForecast, TaskId};
 
 use super::layout::SiteLayout;
 use super::problem::PlanningProblem;
-use super::score::{ForecastSpeed, forecast_drawn_speeds, forecast_speeds};
+use super::program_model::ProgramModel;
+use super::score::{ForecastSpeed, forecast_speeds};
 use super::score_cache::ScoreCache;
 
-/// Number of draws within the errors of curves and costs that an interval spans.
-const DRAW_COUNT: u64 = 4;
+/// Relative error of a miss's cost, which is the accuracy of stall counters (docs/simulators/interval.md has the
+/// model's own errors).
+const COST_ERROR: f64 = 0.1;
 
 /// Forecasts every task under a layout. `references_per_instr` returns accesses to the last level per instruction.
 pub fn forecast(
@@ -18,58 +23,31 @@ pub fn forecast(
     layout: &SiteLayout,
     score_cache: &ScoreCache,
     references_per_instr: impl Fn(TaskId) -> Option<f64>,
-    seed: u64,
 ) -> Forecast {
-    let central_speeds = forecast_speeds(problem, layout, score_cache);
-    let forecast_draw = |draw: u64| {
-        forecast_drawn_speeds(
-            problem,
-            layout,
-            &score_cache.draw(problem, seed ^ draw),
-            score_cache,
-        )
-    };
-    let drawn_speeds: Vec<_> = (0..DRAW_COUNT).map(forecast_draw).collect();
+    let speeds = forecast_speeds(problem, layout, score_cache);
     let mut forecast = Forecast {
         model: ForecastModel::Policy,
         ..Forecast::default()
     };
     // Misses and references of each site; `None` if those of a task are unknown.
     let mut counts_by_site: BTreeMap<usize, Option<(f64, f64)>> = BTreeMap::new();
+
     for (index, problem_task) in problem.tasks.iter().enumerate() {
-        let (Some(program), Some(speed)) = (&problem_task.program, central_speeds[index]) else {
+        let site = layout.site_by_task[index];
+        let (Some(program), Some(speed), Some(site)) = (&problem_task.program, speeds[index], site)
+        else {
             forecast.unknown.push(problem_task.task);
             if let Some(site) = problem_task.last_site {
                 counts_by_site.insert(site, None);
             }
             continue;
         };
-        let task_draws: Vec<ForecastSpeed> = drawn_speeds
-            .iter()
-            .filter_map(|speeds| speeds[index])
-            .collect();
-        let span_draws = |value: &dyn Fn(&ForecastSpeed) -> f64| {
-            spanning_estimate(value(&speed), task_draws.iter().map(value))
-        };
-        let cpu_share = |speed: &ForecastSpeed| speed.met_demand_share * program.cpu_demand;
-        let misses_per_instr_of = |speed: &ForecastSpeed| {
-            speed.lines_per_cycle / speed.instr_per_cycle / program.lines_per_miss
-        };
-        forecast.tasks.insert(
-            problem_task.task,
-            TaskForecast {
-                degradation: span_draws(&|speed| 1.0 / speed.relative_speed - 1.0),
-                misses_per_kilo_instr: span_draws(&|speed| 1000.0 * misses_per_instr_of(speed)),
-                instr_per_cycle: span_draws(&|speed| speed.instr_per_cycle / cpu_share(speed)),
-                cpu_share: span_draws(&cpu_share),
-            },
-        );
-        let Some(site) = layout.site_by_task[index] else {
-            continue;
-        };
+        let task_forecast = forecast_task(program, &speed, problem.sites[site].bytes);
+        forecast.tasks.insert(problem_task.task, task_forecast);
+
         let rates = references_per_instr(problem_task.task).map(|references| {
             (
-                misses_per_instr_of(&speed) * speed.instr_per_cycle,
+                speed.misses_per_instr(program) * speed.instr_per_cycle,
                 references * speed.instr_per_cycle,
             )
         });
@@ -78,10 +56,10 @@ pub fn forecast(
             .zip(rates)
             .map(|(sum, rates)| (sum.0 + rates.0, sum.1 + rates.1));
     }
+
     for (site, counts) in counts_by_site {
-        let ratio = counts.and_then(|(misses, references)| {
-            spanning_estimate(misses / references, std::iter::empty())
-        });
+        let ratio =
+            counts.and_then(|(misses, references)| spanning_estimate([misses / references; 3]));
         forecast
             .cache_miss_ratio
             .extend(ratio.map(|ratio| (problem.sites[site].cache, ratio)));
@@ -89,14 +67,45 @@ pub fn forecast(
     forecast
 }
 
-/// Returns an estimate that spans the draws; `None` if a value is not a number.
-fn spanning_estimate(value: f64, draws: impl Iterator<Item = f64>) -> Option<Estimate> {
-    let (low, high) = draws
-        .filter(|draw| draw.is_finite())
-        .fold((value, value), |(low, high), draw| {
-            (f64::min(low, draw), f64::max(high, draw))
-        });
-    value.is_finite().then_some(Estimate { value, low, high })
+fn forecast_task(program: &ProgramModel, speed: &ForecastSpeed, cache_bytes: f64) -> TaskForecast {
+    let misses_per_instr = speed.misses_per_instr(program);
+    let cycles_per_instr = speed.cycles_per_instr(program);
+    let error = libm::sqrt(program.curve_error * program.curve_error + COST_ERROR * COST_ERROR);
+    let wait_factors = [0.0, -error, error].map(libm::exp);
+
+    let cycles_by_factor = wait_factors.map(|factor| {
+        cycles_per_instr + misses_per_instr * program.cycles_per_miss * (factor - 1.0)
+    });
+    let solo_waits = match program.solo {
+        Some(_) => 0.0,
+        None => program.misses_at(cache_bytes) * program.cycles_per_miss,
+    };
+    let solo_by_factor =
+        wait_factors.map(|factor| program.solo_cycles(cache_bytes) + solo_waits * (factor - 1.0));
+    let slowdowns = std::array::from_fn(|at| {
+        cycles_by_factor[at] / (speed.met_demand_share * solo_by_factor[at]) - 1.0
+    });
+    let misses_by_error = [0.0, -program.curve_error, program.curve_error]
+        .map(|error| 1000.0 * misses_per_instr * libm::exp(error));
+    TaskForecast {
+        degradation: spanning_estimate(slowdowns),
+        misses_per_kilo_instr: spanning_estimate(misses_by_error),
+        instr_per_cycle: spanning_estimate(cycles_by_factor.map(|cycles| 1.0 / cycles)),
+        cpu_share: spanning_estimate([speed.met_demand_share * program.cpu_demand; 3]),
+    }
+}
+
+/// Returns the first value with the smallest and the largest of the three; `None` if it is not a number.
+fn spanning_estimate(values: [f64; 3]) -> Option<Estimate> {
+    let finite = values.into_iter().filter(|value| value.is_finite());
+    let (low, high) = finite.fold((values[0], values[0]), |(low, high), value| {
+        (low.min(value), high.max(value))
+    });
+    values[0].is_finite().then_some(Estimate {
+        value: values[0],
+        low,
+        high,
+    })
 }
 
 #[cfg(test)]
@@ -119,7 +128,7 @@ mod tests {
     fn forecast_with_references(problem: &PlanningProblem, references: Option<f64>) -> Forecast {
         let layout =
             SiteLayout::without_partitions(problem, vec![Some(0); problem.tasks.len()], true);
-        forecast(problem, &layout, &ScoreCache::default(), |_| references, 1)
+        forecast(problem, &layout, &ScoreCache::default(), |_| references)
     }
 
     /// Is a single task forecast at its solo speed, and a task with co-runners slower, within its interval?

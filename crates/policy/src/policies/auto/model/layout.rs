@@ -9,7 +9,8 @@ use cachemate_core::{
 };
 
 use super::decided_plan::drop_starving_schedules;
-use super::problem::{CpuSites, PlanningProblem, ProblemTask};
+use super::problem::{PlanningProblem, ProblemTask};
+use super::sites::{CacheSite, CpuSites};
 use crate::partition::units::assign;
 
 /// Tasks that share a partition of a cache.
@@ -296,7 +297,7 @@ impl SiteLayout {
     /// Returns whether the plan into which the layout was written contains all of it. A partition or a gang is left out
     /// if its task cannot be moved, or belongs to a process in two groups.
     pub fn is_expressed_by(&self, plan: &Plan, problem: &PlanningProblem) -> bool {
-        let is_expressed = |(index, site): (usize, &super::problem::CacheSite)| {
+        let is_expressed = |(index, site): (usize, &CacheSite)| {
             let groups = self.partitions[index]
                 .iter()
                 .filter(|group| !group.members.is_empty())
@@ -349,6 +350,65 @@ impl SiteLayout {
     }
 }
 
+impl PlanningProblem {
+    /// Returns the layout with closed sites as in `current_layout`.
+    #[must_use]
+    pub fn with_closed_sites(
+        &self,
+        mut layout: SiteLayout,
+        current_layout: &SiteLayout,
+    ) -> SiteLayout {
+        if self.closed_sites.is_empty() {
+            return layout;
+        }
+        let is_closed = |home: Option<usize>| home.is_some_and(|site| self.is_closed(site));
+        for index in 0..self.tasks.len() {
+            if is_closed(current_layout.site_by_task[index])
+                || is_closed(layout.site_by_task[index])
+            {
+                (layout.site_by_task[index], layout.is_pinned[index]) = (
+                    current_layout.site_by_task[index],
+                    current_layout.is_pinned[index],
+                );
+            }
+        }
+        for site in (0..self.sites.len()).filter(|&site| self.is_closed(site)) {
+            layout.partitions[site].clone_from(&current_layout.partitions[site]);
+            layout.rotations[site].clone_from(&current_layout.rotations[site]);
+        }
+        layout
+    }
+
+    /// Returns the size of a task's partition in bytes; `None` if its site is unknown, or if it takes turns.
+    pub fn partition_bytes(&self, layout: &SiteLayout, index: usize) -> Option<f64> {
+        let site = layout.site_by_task[index].filter(|&site| layout.rotations[site].is_none())?;
+        let partition = layout.partitions[site]
+            .iter()
+            .find(|group| group.members.contains(&index));
+        let units = self.sites[site]
+            .partition_units
+            .map_or(1, |partition_units| partition_units.units());
+        Some(
+            self.sites[site].bytes
+                * partition.map_or(1.0, |group| f64::from(group.units) / f64::from(units)),
+        )
+    }
+
+    /// Returns the bytes of the partition that a task has to itself; `None` if it shares its space or takes turns.
+    pub fn exclusive_bytes(&self, layout: &SiteLayout, index: usize) -> Option<f64> {
+        let site = layout.site_by_task[index]?;
+        let partitions = &layout.partitions[site];
+        let is_alone = partitions.iter().any(|group| group.members == [index]);
+        // Tasks outside of all partitions may use every partition.
+        let is_outside = |task: usize| {
+            layout.site_by_task[task] == Some(site)
+                && !partitions.iter().any(|group| group.members.contains(&task))
+        };
+        self.partition_bytes(layout, index)
+            .filter(|_| is_alone && !(0..self.tasks.len()).any(is_outside))
+    }
+}
+
 /// Groups tasks by process, for partitions by color.
 pub fn group_by_process(
     problem: &PlanningProblem,
@@ -390,7 +450,7 @@ mod tests {
         if !knows_thread {
             tasks[2].program = None;
         }
-        let sites = vec![super::super::problem::CacheSite {
+        let sites = vec![CacheSite {
             partition_units,
             ..site_fixture(0, 4)
         }];

@@ -1,6 +1,7 @@
 //! The model: how programs use caches, plans as layouts of sites, and their scores.
 
 pub mod bus;
+mod calibration;
 pub mod composition;
 pub mod decided_plan;
 pub mod forecast;
@@ -10,4 +11,6 @@ pub mod problem_cache;
 pub mod program_model;
 pub mod score;
 pub mod score_cache;
+mod site_score;
+pub mod sites;
 pub mod unmet_goals;

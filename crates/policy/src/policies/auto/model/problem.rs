@@ -2,32 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{CacheId, CpuSet, PartitionSupport, ProcessId, TaskId, TaskSample, View};
+use cachemate_core::{ProcessId, TaskId, TaskSample, View};
 
 use super::bus::MemoryPathModel;
-use super::layout::SiteLayout;
-use super::program_model::{MemoryDistance, ModelInputs, ProgramModel, PromisedRate};
-use super::score::forecast_speeds;
-use super::score_cache::{ErrorDraw, ScoreCache};
+use super::program_model::{MemoryDistance, ModelInputs, ProgramModel};
+use super::sites::{CacheSite, CpuSites, cache_sites};
 use crate::gang_quantum::cycles_per_ns;
 use crate::policies::auto::evidence::curves::CurveChecks;
 use crate::policies::auto::evidence::speeds::SpeedTracker;
-use crate::work_metric::WorkMetric;
-
-/// A last-level cache with its online CPUs.
-#[derive(Clone, PartialEq, Debug)]
-pub struct CacheSite {
-    pub cache: CacheId,
-    pub cpus: CpuSet,
-    /// Number of tasks that fit on the site without sharing a core.
-    pub cores: usize,
-    /// The site's package; sites of one package share a path to memory.
-    pub package: u32,
-    /// The memory node nearest to the site.
-    pub memory_node: u32,
-    pub bytes: f64,
-    pub partition_units: Option<PartitionSupport>,
-}
 
 /// A live task, identified by its position in the order of arrival.
 #[derive(Clone, Debug)]
@@ -46,9 +28,6 @@ pub struct ProblemTask {
     pub must_stay: bool,
 }
 
-/// With more tasks than this, no partition is explored, because the effect of one curve is lost in those of the others.
-const MAX_EXPLORED_TASKS: usize = 24;
-
 /// The planning problem; see the module's documentation.
 #[derive(Clone, Debug)]
 pub struct PlanningProblem {
@@ -63,101 +42,6 @@ pub struct PlanningProblem {
     pub closed_sites: Vec<bool>,
 }
 
-/// Returns the sites of a machine; none if cache sizes are unknown.
-pub fn cache_sites(view: &View<'_>) -> Vec<CacheSite> {
-    let online = view.online();
-    let caches = view
-        .topology
-        .last_level_caches()
-        .filter(|cache| cache.cpus.intersects(&online));
-    let topology_cpus = &view.topology.cpus;
-    let find_cpu = |id: u32| {
-        topology_cpus
-            .binary_search_by_key(&id, |cpu| cpu.id.0)
-            .ok()
-            .map(|index| &topology_cpus[index])
-    };
-    let build_site = |cache: &cachemate_core::Cache| {
-        let cpus = cache.cpus.intersection(&online);
-        let mut cores: Vec<u32> = cpus
-            .iter()
-            .filter_map(find_cpu)
-            .map(|cpu| cpu.core)
-            .collect();
-        cores.sort_unstable();
-        cores.dedup();
-        Some(CacheSite {
-            cache: cache.id,
-            cpus,
-            cores: cores.len(),
-            package: cache
-                .cpus
-                .iter()
-                .find_map(find_cpu)
-                .map_or(0, |cpu| cpu.package),
-            memory_node: cache
-                .cpus
-                .iter()
-                .find_map(find_cpu)
-                .map_or(0, |cpu| cpu.memory_node),
-            bytes: cache.size_bytes.filter(|&bytes| bytes > 0)? as f64,
-            partition_units: PartitionSupport::preferred(view.partitions_of(cache.id)),
-        })
-    };
-    caches
-        .map(build_site)
-        .collect::<Option<Vec<CacheSite>>>()
-        .unwrap_or_default()
-}
-
-/// The site of each CPU.
-pub struct CpuSites {
-    sites: Vec<Option<usize>>,
-}
-
-impl CpuSites {
-    pub fn from_sites(sites: &[CacheSite]) -> Self {
-        let cpu_count = sites
-            .iter()
-            .flat_map(|site| site.cpus.iter())
-            .max()
-            .map_or(0, |last| last as usize + 1);
-        let mut site_by_cpu = vec![None; cpu_count];
-        for (index, site) in sites.iter().enumerate() {
-            site.cpus
-                .iter()
-                .for_each(|cpu| site_by_cpu[cpu as usize] = Some(index));
-        }
-        CpuSites { sites: site_by_cpu }
-    }
-
-    /// Returns the site of an online CPU.
-    pub fn site_of_cpu(&self, cpu: u32) -> Option<usize> {
-        self.sites.get(cpu as usize).copied().flatten()
-    }
-
-    /// Returns the site on which a task spent most of its time; ties go to the first site.
-    pub fn site_of_task(&self, task: &TaskSample) -> Option<usize> {
-        let mut site_times: Vec<(usize, u64)> = Vec::with_capacity(task.on_cpu_ns.len());
-        for (cpu, ns) in task.on_cpu_ns.iter().filter(|(_, ns)| *ns > 0) {
-            let Some(site) = self.site_of_cpu(cpu.0) else {
-                continue;
-            };
-            match site_times
-                .iter_mut()
-                .find(|(known_site, _)| *known_site == site)
-            {
-                Some((_, sum)) => *sum += ns,
-                None => site_times.push((site, *ns)),
-            }
-        }
-        let longest_residency = site_times
-            .into_iter()
-            .reduce(|a, b| if (b.1, a.0) > (a.1, b.0) { b } else { a })?;
-        Some(longest_residency.0)
-    }
-}
-
 /// The evidence of earlier windows from which models are computed.
 pub struct PriorObservations<'a> {
     pub speeds: &'a SpeedTracker,
@@ -165,23 +49,16 @@ pub struct PriorObservations<'a> {
     pub default_sites: &'a BTreeMap<TaskId, usize>,
     pub split_tasks: &'a BTreeSet<TaskId>,
     pub curves: &'a CurveChecks,
-    /// Whether the location of memory matters.
-    pub uses_memory_nodes: bool,
 }
 
 impl PriorObservations<'_> {
-    /// Returns the distance of the task's pages from each node, if it matters and is known for all pages.
+    /// Returns the distance of the task's pages from each node, if it is known for all pages.
     fn memory_distance(
-        &self,
         view: &View<'_>,
         task: &TaskSample,
         site: Option<&CacheSite>,
     ) -> MemoryDistance {
-        let pages = task
-            .pages_per_node
-            .as_deref()
-            .filter(|_| self.uses_memory_nodes);
-        let Some((site, pages)) = site.zip(pages) else {
+        let Some((site, pages)) = site.zip(task.pages_per_node.as_deref()) else {
             return MemoryDistance::default();
         };
         let factor_of_node = |node: usize| {
@@ -249,7 +126,11 @@ impl PlanningProblem {
         let build_problem_task = |task: &TaskSample| {
             let site = current_site(task);
             let model_inputs = |profile, speed| ModelInputs {
-                memory: prior.memory_distance(view, task, site.map(|site| &sites[site])),
+                memory: PriorObservations::memory_distance(
+                    view,
+                    task,
+                    site.map(|site| &sites[site]),
+                ),
                 profile,
                 speed,
                 goal: task.goal,
@@ -284,9 +165,11 @@ impl PlanningProblem {
         let tasks: Vec<ProblemTask> = view.live_tasks().map(build_problem_task).collect();
         let cycles_per_ns = cycles_per_ns(view).unwrap_or(1.0);
         let min_slice_ns = view.capabilities.min_slice_ns;
-        let bus = MemoryPathModel::new(&sites, &tasks, line_bytes, |task| {
-            speeds.observed_speed(task)
-        });
+        let speed_on_package = |task: &ProblemTask| {
+            let package = sites[task.last_site?].package;
+            Some((package, speeds.observed_speed(task.task)?))
+        };
+        let bus = MemoryPathModel::new(tasks.iter().filter_map(speed_on_package), line_bytes);
         (!sites.is_empty() && !tasks.is_empty()).then_some(PlanningProblem {
             sites,
             tasks,
@@ -326,26 +209,6 @@ impl PlanningProblem {
             .for_each(|problem_task| problem_task.must_stay = true);
     }
 
-    /// Returns the problem with all curves as low as their errors allow for more space than under this layout. `None`
-    /// if no cache can be divided, or there are too many tasks to explore their curves.
-    pub fn with_lowest_curves(&self, current_layout: &SiteLayout) -> Option<Self> {
-        let can_divide = self.sites.iter().any(|site| site.partition_units.is_some());
-        if !can_divide || self.tasks.len() > MAX_EXPLORED_TASKS {
-            return None;
-        }
-        let mut lowest = self.clone();
-        for (task, speed) in lowest.tasks.iter_mut().zip(forecast_speeds(
-            self,
-            current_layout,
-            &ScoreCache::default(),
-        )) {
-            if let Some((program, speed)) = task.program.as_mut().zip(speed) {
-                *program = program.with_lowest_curve(speed.occupancy_bytes);
-            }
-        }
-        Some(lowest)
-    }
-
     /// Returns the tasks in order of arrival.
     pub fn task_ids(&self) -> impl Iterator<Item = TaskId> + '_ {
         self.tasks.iter().map(|problem_task| problem_task.task)
@@ -356,183 +219,12 @@ impl PlanningProblem {
         self.closed_sites.get(site).copied().unwrap_or(false)
     }
 
-    /// Returns the layout with closed sites as in `current_layout`.
-    #[must_use]
-    pub fn with_closed_sites(
-        &self,
-        mut layout: SiteLayout,
-        current_layout: &SiteLayout,
-    ) -> SiteLayout {
-        if self.closed_sites.is_empty() {
-            return layout;
-        }
-        let is_closed = |home: Option<usize>| home.is_some_and(|site| self.is_closed(site));
-        for index in 0..self.tasks.len() {
-            if is_closed(current_layout.site_by_task[index])
-                || is_closed(layout.site_by_task[index])
-            {
-                (layout.site_by_task[index], layout.is_pinned[index]) = (
-                    current_layout.site_by_task[index],
-                    current_layout.is_pinned[index],
-                );
-            }
-        }
-        for site in (0..self.sites.len()).filter(|&site| self.is_closed(site)) {
-            layout.partitions[site].clone_from(&current_layout.partitions[site]);
-            layout.rotations[site].clone_from(&current_layout.rotations[site]);
-        }
-        layout
-    }
-
-    /// Returns the size of a task's partition in bytes; `None` if its site is unknown, or if it takes turns.
-    fn partition_bytes(&self, layout: &SiteLayout, index: usize) -> Option<f64> {
-        let site = layout.site_by_task[index].filter(|&site| layout.rotations[site].is_none())?;
-        let partition = layout.partitions[site]
-            .iter()
-            .find(|group| group.members.contains(&index));
-        let units = self.sites[site]
-            .partition_units
-            .map_or(1, |partition_units| partition_units.units());
-        Some(
-            self.sites[site].bytes
-                * partition.map_or(1.0, |group| f64::from(group.units) / f64::from(units)),
-        )
-    }
-
-    /// Returns the bytes of the partition that a task has to itself; `None` if it shares its space or takes turns.
-    pub fn exclusive_bytes(&self, layout: &SiteLayout, index: usize) -> Option<f64> {
-        let site = layout.site_by_task[index]?;
-        let partitions = &layout.partitions[site];
-        let is_alone = partitions.iter().any(|group| group.members == [index]);
-        // Tasks outside of all partitions may use every partition.
-        let is_outside = |task: usize| {
-            layout.site_by_task[task] == Some(site)
-                && !partitions.iter().any(|group| group.members.contains(&task))
-        };
-        self.partition_bytes(layout, index)
-            .filter(|_| is_alone && !(0..self.tasks.len()).any(is_outside))
-    }
-
-    /// Returns the tasks whose misses were measured under this layout, each with whether the measurement contradicts
-    /// its curve.
-    pub fn check_curves(
-        &self,
-        current_layout: &SiteLayout,
-        measured_misses_of: impl Fn(TaskId) -> Option<f64>,
-    ) -> Vec<(TaskId, bool)> {
-        let check_task = |index: usize| {
-            let problem_task = &self.tasks[index];
-            let (bytes, misses) = self
-                .partition_bytes(current_layout, index)
-                .zip(measured_misses_of(problem_task.task))?;
-            Some((
-                problem_task.task,
-                problem_task
-                    .program
-                    .as_ref()?
-                    .is_contradicted(bytes, misses),
-            ))
-        };
-        (0..self.tasks.len()).filter_map(check_task).collect()
-    }
-
     /// Drops the model of a task.
     pub fn drop_model(&mut self, task: TaskId) {
         self.tasks
             .iter_mut()
             .filter(|problem_task| problem_task.task == task)
             .for_each(|problem_task| problem_task.program = None);
-    }
-
-    /// Shifts every curve to the value measured under the layout in force. Gangs are left out, because occupancies are
-    /// not steady within their turns.
-    pub fn calibrate(
-        &mut self,
-        current_layout: &SiteLayout,
-        measured_misses_of: impl Fn(TaskId) -> Option<f64>,
-    ) {
-        let forecasts = forecast_speeds(self, current_layout, &ScoreCache::default());
-        for (index, forecast) in forecasts.into_iter().enumerate() {
-            let Some((bytes, forecast_speed)) =
-                self.partition_bytes(current_layout, index).zip(forecast)
-            else {
-                continue;
-            };
-            let problem_task = &mut self.tasks[index];
-            if let Some((program, misses)) = problem_task
-                .program
-                .as_mut()
-                .zip(measured_misses_of(problem_task.task))
-            {
-                program.calibrate(forecast_speed.occupancy_bytes, bytes, misses);
-            }
-            let site = current_layout.site_by_task[index].map(|site| &self.sites[site]);
-            if let Some((program, site)) = self.tasks[index].program.as_mut().zip(site) {
-                let queue_cycles = self
-                    .bus
-                    .as_ref()
-                    .map_or(0.0, |bus| bus.current_wait_cycles(site.package));
-                program.calibrate_solo(forecast_speed.occupancy_bytes, site.bytes, queue_cycles);
-            }
-        }
-    }
-
-    /// Adjusts the cycles that tasks do not wait for memory, so that the forecast of the layout in force equals the
-    /// measured cycles per instruction. The composition and the queue are modeled, and their errors would otherwise look
-    /// like gains of other layouts.
-    pub fn calibrate_cycles(
-        &mut self,
-        current_layout: &SiteLayout,
-        measured_cycles_of: impl Fn(TaskId) -> Option<f64>,
-    ) {
-        let forecasts = forecast_speeds(self, current_layout, &ScoreCache::default());
-        for (index, forecast) in forecasts.into_iter().enumerate() {
-            let Some((_, forecast_speed)) =
-                self.partition_bytes(current_layout, index).zip(forecast)
-            else {
-                continue;
-            };
-            let problem_task = &mut self.tasks[index];
-            if let Some((program, measured_cycles)) = problem_task
-                .program
-                .as_mut()
-                .zip(measured_cycles_of(problem_task.task))
-            {
-                program
-                    .shift_base_cycles(forecast_speed.cycles_per_instr(program), measured_cycles);
-            }
-        }
-    }
-
-    /// Relates promised rates to the rates measured under the layout in force, so that the bias of the model cancels.
-    pub fn calibrate_rates(
-        &mut self,
-        current_layout: &SiteLayout,
-        measured_rate_of: impl Fn(TaskId) -> Option<(WorkMetric, f64)>,
-    ) {
-        let has_promised_rate = |index: usize| {
-            self.tasks[index]
-                .program
-                .as_ref()
-                .is_some_and(|model| model.goal.min_rate.is_some())
-        };
-        if !self.known_tasks().any(has_promised_rate) {
-            return;
-        }
-        let forecast = forecast_speeds(self, current_layout, &ScoreCache::default());
-        for (problem_task, speed) in self.tasks.iter_mut().zip(forecast) {
-            let Some((program, speed)) = problem_task.program.as_mut().zip(speed) else {
-                continue;
-            };
-            let is_calibrated = program.goal.min_rate.is_some() && speed.instr_per_cycle > 0.0;
-            program.rate = is_calibrated
-                .then(|| measured_rate_of(problem_task.task))
-                .flatten()
-                .map(|(work, per_s)| PromisedRate {
-                    work,
-                    per_instr_per_cycle: per_s / speed.instr_per_cycle,
-                });
-        }
     }
 
     /// Returns whether the task may be moved. Threads that may share data are not separated without evidence.
@@ -553,35 +245,6 @@ impl PlanningProblem {
     pub fn known_tasks(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.tasks.len()).filter(|&index| self.tasks[index].program.is_some())
     }
-
-    /// Draws factors for curves and costs, within their errors.
-    pub fn draw(&self, seed: u64) -> ErrorDraw {
-        let mut generator = cachemate_core::SplitMix64::new(seed);
-        let draw_factors = |problem_task: &ProblemTask| {
-            let program = problem_task.program.as_ref()?;
-            Some((
-                libm::exp(program.curve_error * generator.draw_normal()),
-                libm::exp(COST_ERROR * generator.draw_normal()),
-            ))
-        };
-        ErrorDraw(self.tasks.iter().map(draw_factors).collect())
-    }
-
-    /// Returns the problem with the factors of a draw applied to its programs.
-    #[must_use]
-    pub fn with_errors(&self, draw: &ErrorDraw) -> Self {
-        let mut scaled_problem = self.clone();
-        for (index, problem_task) in scaled_problem.tasks.iter_mut().enumerate() {
-            if let Some((program, (misses, cost))) = problem_task
-                .program
-                .as_mut()
-                .zip(draw.factors_of_task(index))
-            {
-                *program = program.scale(misses, cost);
-            }
-        }
-        scaled_problem
-    }
 }
 
 #[cfg(test)]
@@ -599,7 +262,3 @@ impl PlanningProblem {
         }
     }
 }
-
-/// Relative error of a miss's cost, which is the accuracy of stall counters (docs/simulators/interval.md has the
-/// model's own errors).
-const COST_ERROR: f64 = 0.1;

@@ -1,8 +1,8 @@
 //! Results of the last search that the next one can reuse.
 //!
 //! A full search models every program again from the measurements since the last one. After an arrival on a large
-//! machine, a brief search comes first: it uses the last models of all known programs, and places the newcomers among
-//! them. The full search follows at its usual time. Properties: a full search is required if a task changed phase, was
+//! machine, a brief search comes first: it uses the last models of all known programs, and inserts the newcomers among
+//! them, whose models are not yet matched with counts. The full search follows at its usual time. Properties: a full search is required if a task changed phase, was
 //! probed again or became known, or if the caches of the machine wait for one another.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,9 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use cachemate_core::{Plan, TaskId, View};
 
 use super::layout::SiteLayout;
-use super::problem::{PlanningProblem, PriorObservations, cache_sites};
+use super::problem::{PlanningProblem, PriorObservations};
 use super::program_model::ProgramModel;
 use super::score_cache::ScoreCache;
+use super::sites::cache_sites;
 use crate::policies::auto::evidence::curves::CurveChecks;
 use crate::policies::auto::evidence::probe_planner::MIN_BUSY_SHARE;
 use crate::policies::auto::evidence::speeds::{ObservedSpeed, SpeedTracker};
@@ -25,7 +26,7 @@ use crate::work_metric::promised_work;
 pub type TaskStamp = Vec<(TaskId, u32, bool)>;
 
 /// Reusable results; see the module's documentation.
-pub struct ProblemCache {
+pub struct ModeledProblem {
     pub problem: PlanningProblem,
     pub score_cache: ScoreCache,
     pub stamp: TaskStamp,
@@ -48,18 +49,9 @@ pub struct SearchInput {
 #[derive(Default)]
 pub struct SearchHistory {
     last_search: Option<(TaskStamp, u64)>,
-    pub last_results: Option<ProblemCache>,
+    pub last_results: Option<ModeledProblem>,
     /// Whether a phase has changed since the last search.
     pub awaits_new_phase: bool,
-}
-
-/// Contents of a problem.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ProblemOptions {
-    /// The nodes of the tasks' memory.
-    pub uses_nodes: bool,
-    /// Misses and rates that are counted under the plan in force.
-    pub uses_counts: bool,
 }
 
 /// Number of windows between two searches for the same tasks.
@@ -74,7 +66,7 @@ const MAX_SURVEY_WINDOWS: u64 = 3 * PATIENCE_WINDOWS;
 /// Number of windows for which models are reused.
 const MAX_MODEL_AGE_WINDOWS: u64 = 2 * SEARCH_INTERVAL_WINDOWS;
 
-impl ProblemCache {
+impl ModeledProblem {
     /// Returns the tasks that have arrived since, if nothing else has changed.
     fn newcomers_since(
         &self,
@@ -180,7 +172,7 @@ impl SearchHistory {
         if let Some((_, search_window)) = &mut self.last_search {
             *search_window = full_search_window;
         }
-        self.last_results = Some(ProblemCache {
+        self.last_results = Some(ModeledProblem {
             problem,
             score_cache,
             stamp,
@@ -224,7 +216,7 @@ impl SearchHistory {
         view: &View<'_>,
         current_plan: &Plan,
         evidence: &mut TaskEvidence,
-        options: ProblemOptions,
+        uses_counts: bool,
     ) -> Option<SearchInput> {
         let last_cache = self.last_results.take();
         let stamp = self.last_search.as_ref().map(|(stamp, _)| stamp);
@@ -238,7 +230,7 @@ impl SearchHistory {
             view,
             current_plan,
             evidence,
-            options,
+            uses_counts,
         };
         match (last_cache, newcomers) {
             (Some(previous_cache), Some(newcomers)) => {
@@ -254,7 +246,8 @@ struct InputBuilder<'a, 'v> {
     view: &'a View<'v>,
     current_plan: &'a Plan,
     evidence: &'a mut TaskEvidence,
-    options: ProblemOptions,
+    /// Whether misses and rates that are counted under the plan in force are used.
+    uses_counts: bool,
 }
 
 impl InputBuilder<'_, '_> {
@@ -265,7 +258,6 @@ impl InputBuilder<'_, '_> {
             default_sites: &self.evidence.default_sites,
             split_tasks: &self.evidence.split_processes,
             curves: &self.evidence.curves,
-            uses_memory_nodes: self.options.uses_nodes,
         }
     }
 
@@ -273,27 +265,18 @@ impl InputBuilder<'_, '_> {
     /// plan, or counts are not used.
     fn current_speed(&self, task: TaskId) -> Option<ObservedSpeed> {
         let speed = self.evidence.speeds.observed_speed(task);
-        speed.filter(|speed| speed.is_current && self.options.uses_counts)
+        speed.filter(|speed| speed.is_current && self.uses_counts)
     }
 
     /// Moves curves through the misses that were counted with partitions, and those of shared caches through the ones
     /// that were counted there with the same co-runners: a partition in force says nothing about sharing.
-    fn recall_counts(
-        &mut self,
-        problem: &mut PlanningProblem,
-        layout: &SiteLayout,
-        is_changed: impl Fn(TaskId) -> bool,
-    ) {
+    fn recall_counts(&mut self, problem: &mut PlanningProblem, layout: &SiteLayout) {
         self.evidence.record_counts(self.view, problem, layout);
-        if !self.options.uses_counts {
+        if !self.uses_counts {
             return;
         }
         let sizes = &self.evidence.measured_sizes;
-        for problem_task in problem
-            .tasks
-            .iter_mut()
-            .filter(|problem_task| is_changed(problem_task.task))
-        {
+        for problem_task in &mut problem.tasks {
             let points = sizes.points(
                 problem_task.task,
                 current_phase(self.view, problem_task.task),
@@ -305,11 +288,10 @@ impl InputBuilder<'_, '_> {
         }
         let is_divided_now = |site: usize| !layout.partitions[site].is_empty();
         let divided_sites = co_runners(self.view, problem, layout, is_divided_now);
-        let mut counts: BTreeMap<TaskId, f64> = divided_sites
+        let counts: BTreeMap<TaskId, f64> = divided_sites
             .values()
             .flat_map(|tasks| sizes.shared_misses(tasks))
             .collect();
-        counts.retain(|task, _| is_changed(*task));
         if !counts.is_empty() {
             let divided_tasks = layout
                 .site_by_task
@@ -321,34 +303,11 @@ impl InputBuilder<'_, '_> {
         }
     }
 
-    /// Shifts the curves of these tasks to the measurements, and scales promised rates to them.
-    fn calibrate(
-        &mut self,
-        problem: &mut PlanningProblem,
-        layout: &SiteLayout,
-        is_included: impl Fn(TaskId) -> bool,
-    ) {
-        self.recall_counts(problem, layout, &is_included);
-        self.match_counts(problem, layout, is_included);
-    }
-
-    fn match_counts(
-        &self,
-        problem: &mut PlanningProblem,
-        layout: &SiteLayout,
-        is_included: impl Fn(TaskId) -> bool,
-    ) {
-        problem.calibrate(layout, |task| {
-            self.current_speed(task)
-                .filter(|_| is_included(task))?
-                .misses_per_instr
-        });
+    /// Shifts the curves to the measurements, and scales promised rates to them.
+    fn match_counts(&self, problem: &mut PlanningProblem, layout: &SiteLayout) {
+        problem.calibrate(layout, |task| self.current_speed(task)?.misses_per_instr);
         problem.calibrate_cycles(layout, |task| {
-            Some(
-                self.current_speed(task)
-                    .filter(|_| is_included(task))?
-                    .cycles_per_instr,
-            )
+            Some(self.current_speed(task)?.cycles_per_instr)
         });
         problem.calibrate_rates(layout, |task| {
             self.current_speed(task)?;
@@ -409,23 +368,22 @@ impl InputBuilder<'_, '_> {
         }
     }
 
-    fn rebuild(&mut self, last_cache: Option<ProblemCache>) -> Option<SearchInput> {
+    fn rebuild(&mut self, last_cache: Option<ModeledProblem>) -> Option<SearchInput> {
         let mut problem = PlanningProblem::new(self.view, &self.prior_observations(), |_| None)?;
         self.drop_contradicted_curves(&mut problem);
         self.close_unknown_sites(&mut problem);
         problem.known_tasks().next()?;
         let current_layout = SiteLayout::from_plan(self.current_plan, &problem);
-        self.recall_counts(&mut problem, &current_layout, |_| true);
+        self.recall_counts(&mut problem, &current_layout);
         let optimistic = self
-            .options
             .uses_counts
             .then(|| problem.with_lowest_curves(&current_layout))
             .flatten()
             .map(|mut optimistic| {
-                self.match_counts(&mut optimistic, &current_layout, |_| true);
+                self.match_counts(&mut optimistic, &current_layout);
                 Box::new(optimistic)
             });
-        self.match_counts(&mut problem, &current_layout, |_| true);
+        self.match_counts(&mut problem, &current_layout);
         let (previous_problem, score_cache) = last_cache
             .map_or((None, ScoreCache::default()), |previous_cache| {
                 (Some(previous_cache.problem), previous_cache.score_cache)
@@ -451,7 +409,7 @@ impl InputBuilder<'_, '_> {
 
     fn with_newcomers(
         &mut self,
-        last_cache: ProblemCache,
+        last_cache: ModeledProblem,
         new_tasks: &BTreeSet<TaskId>,
     ) -> Option<SearchInput> {
         let full_search_window = last_cache.full_search_window;
@@ -470,41 +428,6 @@ impl InputBuilder<'_, '_> {
             .known_tasks()
             .filter(|&index| new_tasks.contains(&problem.tasks[index].task))
             .collect();
-        // Only the caches of these tasks are composed.
-        let mut current_layout = SiteLayout::from_plan(self.current_plan, &problem);
-        let newcomer_sites: BTreeSet<usize> = newcomers
-            .iter()
-            .filter_map(|&index| current_layout.site_by_task[index])
-            .collect();
-        current_layout
-            .site_by_task
-            .iter_mut()
-            .for_each(|task_site| {
-                *task_site = task_site.filter(|site| newcomer_sites.contains(site))
-            });
-        let rates: Vec<_> = problem
-            .tasks
-            .iter()
-            .map(|problem_task| {
-                problem_task
-                    .program
-                    .as_ref()
-                    .and_then(|program| program.rate)
-            })
-            .collect();
-        self.calibrate(&mut problem, &current_layout, |task| {
-            new_tasks.contains(&task)
-        });
-        for (at, scene_task) in problem
-            .tasks
-            .iter_mut()
-            .enumerate()
-            .filter(|(index, _)| !newcomers.contains(index))
-        {
-            if let Some(program) = &mut scene_task.program {
-                program.rate = rates[at];
-            }
-        }
         let is_new = |at: usize| newcomers.contains(&at);
         let unchanged_position = |at: usize| {
             previous_positions

@@ -6,8 +6,6 @@
 //! of Xiang et al., HOTL, ASPLOS 2013). Cycles without misses are the measured cycles minus the measured cost of
 //! misses. Properties: no value is guessed; if one is missing, the task has no model.
 
-use std::sync::Arc;
-
 use cachemate_core::{Goal, Profile, SizeCurve};
 
 use crate::policies::auto::evidence::speeds::ObservedSpeed;
@@ -35,10 +33,7 @@ const NEGLIGIBLE_MISSES: f64 = 1e-7;
 /// The model of a program; see the module's documentation. Rates are per instruction.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProgramModel {
-    /// The curve, which the draws of a model share.
-    curve: Arc<StepCurve>,
-    /// Factor of all misses of the curve in a draw; 1 outside of draws.
-    miss_factor: f64,
+    curve: StepCurve,
     /// Factor and addend by which [`ProgramModel::add_unlogged_misses`] has changed the profile's curve.
     unlogged: (f64, f64),
     lines_per_step: f64,
@@ -229,8 +224,7 @@ impl ProgramModel {
         let curve_error = (0.5 * (high - low) / rate.max(1e-9) / 2.0).clamp(0.02, 0.5);
         let goal = inputs.goal.unwrap_or_default();
         let mut program = ProgramModel {
-            curve: Arc::new(curve_by_steps),
-            miss_factor: 1.0,
+            curve: curve_by_steps,
             lines_per_step,
             unlogged: (1.0, 0.0),
             step_bytes,
@@ -277,31 +271,13 @@ impl ProgramModel {
         .then_some(program)
     }
 
-    /// Returns the curve for changes, which the draws made so far do not see. A draw itself is never changed.
-    fn curve_mut(&mut self) -> &mut StepCurve {
-        debug_assert!(self.miss_factor == 1.0, "the curve of a draw is shared");
-        Arc::make_mut(&mut self.curve)
-    }
-
-    /// Returns the program with all misses and their cost scaled by the factors of one draw.
-    #[must_use]
-    pub fn scale(&self, misses: f64, cost: f64) -> Self {
-        ProgramModel {
-            curve: Arc::clone(&self.curve),
-            miss_factor: self.miss_factor * misses,
-            cycles_per_miss: self.cycles_per_miss * cost,
-            far_cycles: self.far_cycles.iter().map(|cycles| cycles * cost).collect(),
-            ..*self
-        }
-    }
-
     /// Moves a point of the profile's curve to the count, which lies outside of the curve's range, because the log does not
     /// contain all fetches. The missing ones are the same with any space, or in proportion to the others: the mean of the two
     /// is taken, and they widen the error.
     fn add_unlogged_misses(&mut self, logged: f64, count: f64) {
         let (factor, addend) = (count / logged.max(NEGLIGIBLE_MISSES), count - logged);
         let lines_per_step = self.lines_per_step;
-        let curve = self.curve_mut();
+        let curve = &mut self.curve;
         for (rate, error) in curve.misses.iter_mut().zip(&mut curve.errors).skip(1) {
             let (shifted, scaled) = ((*rate + addend).max(0.0), *rate * factor);
             let difference = 0.5 * (shifted - scaled).abs();
@@ -323,8 +299,7 @@ impl ProgramModel {
         let position_steps = (bytes / self.step_bytes).clamp(0.0, STEPS as f64);
         let low = (position_steps as usize).min(STEPS - 1);
         let misses = &self.curve.misses;
-        self.miss_factor
-            * (misses[low] + (position_steps - low as f64) * (misses[low + 1] - misses[low]))
+        misses[low] + (position_steps - low as f64) * (misses[low + 1] - misses[low])
     }
 
     /// Returns whether the profiled curve predicts clearly more misses with this space than were measured. Such a curve
@@ -354,7 +329,7 @@ impl ProgramModel {
         let prior = self.clone();
         let (step_bytes, lines_per_step) = (self.step_bytes, self.lines_per_step);
         self.unlogged = (1.0, 0.0);
-        let curve = self.curve_mut();
+        let curve = &mut self.curve;
         for step in 0..=STEPS {
             let bytes = step as f64 * step_bytes;
             let next = counts.partition_point(|(size, _)| *size <= bytes);
@@ -410,7 +385,7 @@ impl ProgramModel {
     #[must_use]
     pub fn with_lowest_curve(&self, composed_bytes: f64) -> Self {
         let mut lowest = self.clone();
-        let curve = lowest.curve_mut();
+        let curve = &mut lowest.curve;
         for (step, (rate, error)) in curve.misses.iter_mut().zip(&mut curve.errors).enumerate() {
             if step as f64 * self.step_bytes > composed_bytes {
                 *rate = (*rate - error.0).max(0.0);
@@ -443,7 +418,7 @@ impl ProgramModel {
         let error_share = (misses_deviation / error).clamp(-1.0, 1.0);
         let corrected_rate = self.misses_at(composed_bytes) + error_share * error;
         let lines_per_step = self.lines_per_step;
-        let curve = self.curve_mut();
+        let curve = &mut self.curve;
         // The count says nothing about errors beyond a counted size.
         let is_counted = |step: &usize| curve.errors[*step] == (0.0, 0.0);
         let first_step = (0..=low).rev().find(is_counted).unwrap_or(0);
@@ -475,7 +450,7 @@ impl ProgramModel {
     pub fn calibrate(&mut self, composed_bytes: f64, cache_bytes: f64, misses: f64) {
         let (factor, addend) = std::mem::replace(&mut self.unlogged, (1.0, 0.0));
         if addend != 0.0 {
-            let logged_misses = self.curve_mut().misses.iter_mut().skip(1);
+            let logged_misses = self.curve.misses.iter_mut().skip(1);
             logged_misses.for_each(|rate| *rate = ((*rate - addend) / factor).max(0.0));
             self.add_unlogged_misses(self.misses_at(composed_bytes), misses);
             self.unlogged = (1.0, 0.0);
@@ -506,39 +481,26 @@ impl ProgramModel {
         .clamp(1.0 / MAX_OCCUPANCY_ODDS, MAX_OCCUPANCY_ODDS);
     }
 
-    /// Returns the bytes touched within this number of instructions.
-    pub fn footprint_bytes(&self, instructions: f64) -> f64 {
-        self.footprint_and_growth(instructions).0
-    }
-
-    /// Returns the footprint, and the bytes that another instruction adds.
-    pub fn footprint_and_growth(&self, instructions: f64) -> (f64, f64) {
-        let curve_instr = instructions * self.miss_factor;
-        let next_index = self
-            .curve
-            .instr_by_steps
-            .partition_point(|&threshold| threshold <= curve_instr);
-        self.interpolate_footprint(next_index, curve_instr)
+    /// Returns the number of lines in this many bytes.
+    pub fn lines_in(&self, bytes: f64) -> f64 {
+        bytes / self.step_bytes * self.lines_per_step
     }
 
     /// Returns the footprint and its growth, searched from the position of the last call.
     pub fn footprint_near(&self, instructions: f64, position: &mut usize) -> (f64, f64) {
-        let (curve_instr, thresholds) =
-            (instructions * self.miss_factor, &self.curve.instr_by_steps);
+        let thresholds = &self.curve.instr_by_steps;
         let mut next_index = *position;
-        while next_index <= STEPS && thresholds[next_index] <= curve_instr {
+        while next_index <= STEPS && thresholds[next_index] <= instructions {
             next_index += 1;
         }
-        while next_index > 0 && thresholds[next_index - 1] > curve_instr {
+        while next_index > 0 && thresholds[next_index - 1] > instructions {
             next_index -= 1;
         }
         *position = next_index;
-        self.interpolate_footprint(next_index, curve_instr)
+        self.interpolate_footprint(next_index, instructions)
     }
 
-    /// Interpolates the footprint and its growth. `curve_instr` is the number of instructions with as many misses by the
-    /// undrawn curve.
-    fn interpolate_footprint(&self, next_index: usize, curve_instr: f64) -> (f64, f64) {
+    fn interpolate_footprint(&self, next_index: usize, instructions: f64) -> (f64, f64) {
         if next_index > STEPS {
             return (STEPS as f64 * self.step_bytes, 0.0);
         }
@@ -549,8 +511,8 @@ impl ProgramModel {
         let bytes_per_instr = self.step_bytes / (after - before).max(1e-9);
         (
             (next_index as f64 - 1.0) * self.step_bytes
-                + (curve_instr - before).max(0.0) * bytes_per_instr,
-            bytes_per_instr * self.miss_factor,
+                + (instructions - before).max(0.0) * bytes_per_instr,
+            bytes_per_instr,
         )
     }
 
@@ -579,7 +541,7 @@ impl ProgramModel {
             .unwrap_or(curve_solo_misses)
             .min(current_misses);
         let (step_bytes, lines_per_step) = (self.step_bytes, self.lines_per_step);
-        let curve = self.curve_mut();
+        let curve = &mut self.curve;
         for step in 0..=STEPS {
             let bytes = step as f64 * step_bytes;
             if bytes <= composed_bytes {
@@ -629,8 +591,7 @@ impl ProgramModel {
     /// Returns the solo cycles per instruction if the curve lies as low as its error allows.
     pub fn best_solo_cycles(&self, cache_bytes: f64) -> f64 {
         let position_steps = (cache_bytes / self.step_bytes).clamp(0.0, STEPS as f64);
-        let error_below =
-            self.miss_factor * self.curve.errors[(position_steps as usize).min(STEPS)].0;
+        let error_below = self.curve.errors[(position_steps as usize).min(STEPS)].0;
         self.base_cycles
             + (self.misses_at(cache_bytes) - error_below).max(0.0) * self.cycles_per_miss
     }

@@ -2,27 +2,15 @@
 //!
 //! Problem: a search visits the same caches many times, and most caches stay the same from one decision to the next.
 //! Method: each program has a number that changes as soon as anything about the program changes. The forecast of a cache
-//! is stored under the numbers of its tasks, their factors in a draw, the shares of partners on other caches,
-//! partitions and rotations. Properties: decisions are the same to the bit with and without stored forecasts; one is
+//! is stored under the numbers of its tasks, the shares of partners on other caches, partitions and rotations. Properties: decisions are the same to the bit with and without stored forecasts; one is
 //! dropped if two successive searches did not use it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use super::problem::{CacheSite, PlanningProblem};
-use super::score::{SiteForecast, SiteScorer};
-
-/// Factors of each task's misses and of their cost; empty if there are none.
-#[derive(Clone, Debug, Default)]
-pub struct ErrorDraw(pub Vec<Option<(f64, f64)>>);
-
-impl ErrorDraw {
-    /// Returns the factors of the task at this position.
-    pub fn factors_of_task(&self, index: usize) -> Option<(f64, f64)> {
-        self.0.get(index).copied().flatten()
-    }
-}
+use super::problem::PlanningProblem;
+use super::site_score::SiteForecast;
+use super::sites::CacheSite;
 
 type ForecastByKey = BTreeMap<Vec<u64>, SiteForecast>;
 
@@ -36,8 +24,6 @@ pub struct ScoreCache {
     /// Forecasts used by the previous search and not by this one, and those used by this one.
     previous_forecasts: RefCell<ForecastByKey>,
     current_forecasts: RefCell<ForecastByKey>,
-    /// Draws of the problem, by seed.
-    draws: RefCell<BTreeMap<u64, Arc<ErrorDraw>>>,
 }
 
 impl ScoreCache {
@@ -76,34 +62,21 @@ impl ScoreCache {
             sites: problem.sites.clone(),
             previous_forecasts,
             current_forecasts: RefCell::default(),
-            draws: RefCell::default(),
         }
     }
 
-    /// Returns the stored draw of the problem with this seed, or makes it.
-    pub fn draw(&self, problem: &PlanningProblem, seed: u64) -> Arc<ErrorDraw> {
-        if self.program_numbers.is_none() {
-            return Arc::new(problem.draw(seed));
-        }
-        Arc::clone(
-            self.draws
-                .borrow_mut()
-                .entry(seed)
-                .or_insert_with(|| Arc::new(problem.draw(seed))),
-        )
-    }
-
-    /// Reads the stored forecast of a site, or computes and stores it first.
+    /// Reads the forecast stored under a key that is made from the numbers of the programs, or computes and stores it
+    /// first.
     pub fn read<R>(
         &self,
-        scorer: &SiteScorer<'_>,
-        draw: &ErrorDraw,
+        key_of: impl FnOnce(&[u64]) -> Vec<u64>,
         compute: impl FnOnce() -> SiteForecast,
         read: impl FnOnce(&SiteForecast) -> R,
     ) -> R {
-        let Some(key) = self.forecast_key(scorer, draw) else {
+        let Some(numbers) = &self.program_numbers else {
             return read(&compute());
         };
+        let key = key_of(numbers);
         if let Some(forecast) = self.current_forecasts.borrow().get(&key) {
             return read(forecast);
         }
@@ -116,39 +89,6 @@ impl ScoreCache {
                 .or_insert(forecast),
         )
     }
-
-    /// Returns the key of a forecast: all of its inputs, each list preceded by its length; `None` if nothing is stored.
-    fn forecast_key(&self, scorer: &SiteScorer<'_>, draw: &ErrorDraw) -> Option<Vec<u64>> {
-        let numbers = self.program_numbers.as_ref()?;
-        let mut key = Vec::with_capacity(4 + 4 * scorer.members.len());
-        key.extend([scorer.site as u64, scorer.members.len() as u64]);
-        for (&at, split_share) in scorer.members.iter().zip(scorer.split_shares) {
-            let (misses, cost) = draw.factors_of_task(at).unwrap_or((1.0, 1.0));
-            key.extend([
-                numbers[at],
-                split_share.to_bits(),
-                misses.to_bits(),
-                cost.to_bits(),
-            ]);
-        }
-        let push_list = |key: &mut Vec<u64>, members: &[usize]| {
-            key.push(members.len() as u64);
-            key.extend(members.iter().map(|&index| numbers[index]));
-        };
-        key.push(scorer.partitions.len() as u64);
-        for group in scorer.partitions {
-            key.push(group.units.into());
-            push_list(&mut key, &group.members);
-        }
-        if let Some(rotation) = scorer.rotation {
-            key.extend([rotation.slice_ns, scorer.problem.cycles_per_ns.to_bits()]);
-            rotation
-                .gangs
-                .iter()
-                .for_each(|gang| push_list(&mut key, gang));
-        }
-        Some(key)
-    }
 }
 
 #[cfg(test)]
@@ -159,7 +99,7 @@ pub mod tests {
     use super::super::problem::ProblemTask;
     use super::super::program_model::ProgramModel;
     use super::super::program_model::tests::{CACHE, program_fixture, uniform_program};
-    use super::super::score::{LayoutScore, score_drawn};
+    use super::super::score::{LayoutScore, SiteScorer};
     use super::*;
     use crate::policies::auto::candidates::{AllowedMechanisms, PlanSearch};
     use cachemate_core::{CacheId, PartitionSupport, ProcessId, TaskId};
@@ -204,11 +144,11 @@ pub mod tests {
         }
     }
 
-    /// Returns the layouts and scores of all candidates, and their scores in a draw.
+    /// Returns the layouts and scores of all candidates.
     fn decide_candidates(
         problem: &PlanningProblem,
         score_cache: &ScoreCache,
-    ) -> Vec<(super::super::layout::SiteLayout, [LayoutScore; 2])> {
+    ) -> Vec<(super::super::layout::SiteLayout, LayoutScore)> {
         let mut search = PlanSearch::with_effort(
             problem,
             score_cache,
@@ -216,13 +156,9 @@ pub mod tests {
             150,
         );
         let candidates = search.find_candidates(&BTreeMap::new(), None);
-        let draw = problem.draw(7);
         candidates
             .into_iter()
-            .map(|candidate| {
-                let drawn = score_drawn(problem, &candidate.layout, &draw, score_cache);
-                (candidate.layout, [candidate.score, drawn])
-            })
+            .map(|candidate| (candidate.layout, candidate.score))
             .collect()
     }
 
@@ -258,7 +194,7 @@ pub mod tests {
                 prop_assert_eq!(with_cache.len(), without_cache.len());
                 for (with_cache, without_cache) in with_cache.iter().zip(&without_cache) {
                     prop_assert_eq!(&with_cache.0, &without_cache.0);
-                    prop_assert_eq!(with_cache.1.map(LayoutScore::bits), without_cache.1.map(LayoutScore::bits));
+                    prop_assert_eq!(with_cache.1.bits(), without_cache.1.bits());
                 }
                 previous_problem = Some(problem);
             }
@@ -292,7 +228,7 @@ pub mod tests {
                     speeds: Vec::new(),
                 }
             };
-            score_cache.read(&scorer, &ErrorDraw::default(), compute, |_| ());
+            score_cache.read(|numbers| scorer.key(numbers), compute, |_| ());
         };
         let score_cache = ScoreCache::new(&first);
         (0..3).for_each(|_| score_of(&first, &score_cache));

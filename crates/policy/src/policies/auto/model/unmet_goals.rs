@@ -412,11 +412,12 @@ mod tests {
 
     use std::collections::BTreeMap;
 
-    use super::super::problem::{CacheSite, ProblemTask};
+    use super::super::problem::ProblemTask;
     use super::super::program_model::PromisedRate;
     use super::super::program_model::tests::{CACHE, program_fixture, uniform_program};
     use super::super::score::score;
     use super::super::score_cache::ScoreCache;
+    use super::super::sites::CacheSite;
     use super::*;
     use crate::policies::auto::candidates::{
         AllowedMechanisms, CandidatePlan, Mechanism, PlanSearch,

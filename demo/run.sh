@@ -13,7 +13,7 @@ larger=epyc-7763                 # a machine of today with several caches: 64 co
 case $machine in /* | [!/]*/*) machine=$(realpath -m "$machine") ;; esac
 out=${1:-target/demo}
 want=8
-max=${MAX_ACCESSES:-20000000}    # data accesses recorded of each program
+max=${MAX_ACCESSES:-2000000000}  # data accesses recorded of each program: all, in fact, because no part of a run is its mean
 rm -rf "$out"
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
@@ -54,13 +54,13 @@ record() {
     fi
     awk -v name="$name" -F '[:,]' '/"records"|"program_accesses"|"instructions"/ { v[$1] = $2 + 0 } END {
         printf "  %-8s %d records of %d data accesses, %d instructions\n", name, v["  \"records\""],
-            v["  \"program_accesses\""], v["  \"instructions\""] }' "$out/$name.log"
+            v["  \"program_accesses\""], v["  \"instructions\""] }' "$out/$name.err"
     printf '%s\0' "$@" >"$out/$name.cmd"
     recorded="$recorded $name"
     count=$((count + 1))
 }
 
-say "recording real programs (at most $max data accesses each, behind a 32K L1)"
+say "recording real programs from start to end, behind a 32K L1"
 if "$cachemate" --quiet record --max-accesses 1000 -o "$out/probe.cmt" -- true >/dev/null 2>"$out/probe.err"; then
     record bzip2 bzip2 bzip2 -9 -c "$out/text"
     record xz xz xz -6 -c "$out/text"

@@ -17,7 +17,11 @@
 
    A record names the youngest recorded load that its address depends on. Within a block the loads behind an address are
    known when it is translated; a general register remembers the description of its last value, so that they are known
-   across blocks. Only recorded accesses look: hits run no code for it. */
+   across blocks. Only recorded accesses look: hits run no code for it.
+
+   What the instructions between two misses cost is sampled: a few thousand instructions in some hundred thousand blocks go
+   through a reorder window of five sizes, in which a value waits for those that it is computed from, a load for the store
+   to its word, and everything behind a mispredicted branch for its condition (section "What the core waits for"). */
 
 #include "libvex_guest_offsets.h"
 #include "pub_tool_basics.h"
@@ -149,6 +153,7 @@ typedef struct {
    UInt counted; /* instructions since the last flush, itself included */
    UInt index;   /* instructions since the start of the block */
    UShort size, site;
+   UShort place; /* among the accesses of its piece, for the sampled window */
    Bool store;
    Block *block;
    Sources address;
@@ -229,8 +234,233 @@ static enum { WAITING, SKIPPING, RECORDING, PAUSED, OFF } mode = RECORDING;
 /* When the program started, or the wait ended. */
 static ULong begun_ms;
 
+/* ---- What the core waits for ---- */
+/* Problem: between two misses a program takes the time of its longest chain of dependent instructions and of its mispredicted
+   branches, which differs fivefold between programs. Method: a window of W instructions is filled in order, each instruction
+   completes when the values that it needs are known and its latency is over, and leaves in order (Karkhanis and Smith, A
+   first-order superscalar processor model, ISCA 2004); the width is unlimited, and loads hit the first cache. Branches are
+   predicted by a perceptron (Jimenez and Lin, HPCA 2001), indirect jumps by their last target after the same jumps. What
+   follows a mispredicted branch enters when its condition is known; what refilling a pipeline costs is the machine's. */
+#define WINDOWS 5
+#define SMALLEST_WINDOW 32u
+#define LARGEST_WINDOW (SMALLEST_WINDOW << (WINDOWS - 1))
+/* The guest's state in units of 8 bytes; what lies further is not followed. */
+#define STATE_WORDS 128u
+/* Instructions of a sample: before it, only branches are looked at, which trains their predictors; its first fill the windows. */
+#define TRAINING_INSTRUCTIONS 32768u
+#define SAMPLE_WARM_UP 1024u
+#define SAMPLE_INSTRUCTIONS 4096u
+/* Blocks between samples. */
+#define SAMPLE_PERIOD 200000ULL
+#define LOAD_LATENCY 5
+#define LOCK_LATENCY 18
+
+typedef struct {
+   UInt at[WINDOWS]; /* cycle by window, since the sample began */
+} Cycles;
+
+typedef enum { COMPUTES, LOADS, STORES, BEGINS, FENCES } StepKind;
+
+#define STEP_SOURCES 3
+#define NO_PLACE 0xffff
+typedef struct {
+   UChar kind, latency;
+   UShort place;              /* of its access */
+   UInt target;               /* a value */
+   UInt source[STEP_SOURCES]; /* values; 0 = known when the instruction enters */
+} Step;
+
+/* Instructions up to a place where control may leave. */
+typedef struct {
+   UInt count, instructions;
+   UInt condition;             /* a value; what the branch behind it waits for */
+   enum { STAYS, BRANCHES, JUMPS } end;
+   UInt site;                  /* of the branch */
+   ULong untaken;              /* outcome with which it is not taken */
+   Step step[];
+} Piece;
+
+/* Values are numbered: 0, words of the guest's state from 1 on, then the block's temporaries. */
+#define FIRST_TEMP (1 + STATE_WORDS)
+static Cycles *known; /* by value */
+static UInt known_size;
+
+#define MAX_PIECE_ACCESSES 256
+static Addr touched[MAX_PIECE_ACCESSES]; /* by place in the piece that runs */
+
+/* Not 0 while a sample runs. */
+static ULong sampling;
+static ULong next_sample; /* blocks */
+static UInt trained, sampled; /* instructions */
+static Cycles enters, done, left, counted_from;
+static UInt left_at[WINDOWS][LARGEST_WINDOW];
+
+/* The last stores of the sample by word. */
+#define STORED_WORDS 4096u
+static struct {
+   ULong word;
+   ULong sample;
+   Cycles known;
+} stored[STORED_WORDS];
+static ULong sample_number;
+
+/* Since the last chunk. */
+static struct {
+   UInt instructions, mispredicted;
+   UInt cycles[WINDOWS];
+} core_counts;
+
+/* A perceptron for each branch by a hash of its site, over the outcomes of the last branches. */
+#define HISTORY 32
+#define PERCEPTRONS 4096u
+#define THRESHOLD 75 /* 1.93 * HISTORY + 14 */
+static signed char weights[PERCEPTRONS][HISTORY + 1];
+static UInt outcomes;
+#define TARGETS 4096u
+static ULong targets[TARGETS];
+static UInt jumps; /* a hash of the targets of the last five indirect jumps */
+
+static Bool predicts_branch(UInt site, Bool taken)
+{
+   signed char *weight = weights[(site * 0x9e3779b1u) >> 20 & (PERCEPTRONS - 1)];
+   Int sum = weight[HISTORY];
+   for (UInt i = 0; i < HISTORY; i++)
+      sum += outcomes >> i & 1 ? weight[i] : -weight[i];
+   Bool right = (sum >= 0) == taken;
+   if (!right || (sum < THRESHOLD && sum > -THRESHOLD))
+      for (UInt i = 0; i <= HISTORY; i++) {
+         Bool agrees = i == HISTORY ? taken : (Bool)(outcomes >> i & 1) == taken;
+         Int changed = weight[i] + (agrees ? 1 : -1);
+         if (changed >= -127 && changed <= 127)
+            weight[i] = changed;
+      }
+   outcomes = outcomes << 1 | taken;
+   return right;
+}
+
+static Bool predicts_jump(UInt site, ULong target)
+{
+   ULong *expected = &targets[((site ^ jumps) * 0x9e3779b1u) >> 20 & (TARGETS - 1)];
+   Bool right = *expected == target;
+   *expected = target;
+   jumps = jumps << 6 ^ (UInt)(target >> 2) * 0x85ebca6bu >> 20;
+   return right;
+}
+
+/* Makes place for so many values. */
+static void know_values(UInt count)
+{
+   if (count <= known_size)
+      return;
+   known = VG_(realloc)("cm.known", known, count * sizeof(Cycles));
+   VG_(memset)(known + known_size, 0, (count - known_size) * sizeof(Cycles));
+   known_size = count;
+}
+
+static void begin_sample(void)
+{
+   sampling = 1;
+   trained = sampled = 0;
+   sample_number++;
+   VG_(memset)(known, 0, FIRST_TEMP * sizeof(Cycles));
+   VG_(memset)(&enters, 0, sizeof(enters));
+   VG_(memset)(&done, 0, sizeof(done));
+   VG_(memset)(&left, 0, sizeof(left));
+   VG_(memset)(left_at, 0, sizeof(left_at));
+}
+
+/* The instruction before has left when it and all older ones are done; the next one enters when there is room. */
+static void begin_instruction(void)
+{
+   for (UInt w = 0; w < WINDOWS; w++) {
+      UInt mask = (SMALLEST_WINDOW << w) - 1;
+      if (done.at[w] > left.at[w])
+         left.at[w] = done.at[w];
+      UInt *place = &left_at[w][sampled & mask];
+      if (*place > enters.at[w])
+         enters.at[w] = *place;
+      *place = left.at[w];
+   }
+   done = enters;
+   sampled++;
+   if (sampled == SAMPLE_WARM_UP)
+      counted_from = left;
+   if (sampled == SAMPLE_INSTRUCTIONS) {
+      core_counts.instructions += SAMPLE_INSTRUCTIONS - SAMPLE_WARM_UP;
+      for (UInt w = 0; w < WINDOWS; w++)
+         core_counts.cycles[w] += left.at[w] - counted_from.at[w];
+      sampling = 0;
+   }
+}
+
+static void wait_for(Cycles *cycles, const Cycles *other)
+{
+   for (UInt w = 0; w < WINDOWS; w++)
+      if (other->at[w] > cycles->at[w])
+         cycles->at[w] = other->at[w];
+}
+
+static void take_step(const Step *step)
+{
+   if (step->kind == BEGINS) {
+      begin_instruction();
+      return;
+   }
+   if (step->kind == FENCES) {
+      wait_for(&enters, &left);
+      wait_for(&enters, &done);
+      return;
+   }
+   Cycles cycles = enters;
+   for (UInt i = 0; i < STEP_SOURCES; i++)
+      wait_for(&cycles, &known[step->source[i]]);
+   Addr address = step->place < MAX_PIECE_ACCESSES ? touched[step->place] : 0;
+   ULong word = address >> 3;
+   if (step->kind == STORES) {
+      if (address) {
+         stored[word % STORED_WORDS].word = word;
+         stored[word % STORED_WORDS].sample = sample_number;
+         stored[word % STORED_WORDS].known = cycles;
+      }
+      wait_for(&done, &cycles);
+      return;
+   }
+   if (step->kind == LOADS && address && stored[word % STORED_WORDS].word == word &&
+       stored[word % STORED_WORDS].sample == sample_number)
+      wait_for(&cycles, &stored[word % STORED_WORDS].known);
+   for (UInt w = 0; w < WINDOWS; w++)
+      cycles.at[w] += step->latency;
+   known[step->target] = cycles;
+   wait_for(&done, &cycles);
+}
+
+static VG_REGPARM(2) void on_piece(const Piece *piece, ULong outcome)
+{
+   Bool trains = trained < TRAINING_INSTRUCTIONS;
+   if (trains)
+      trained += piece->instructions;
+   for (UInt i = 0; i < piece->count && sampling && !trains; i++)
+      take_step(&piece->step[i]);
+   if (piece->end == STAYS || !sampling)
+      return;
+   Bool right = piece->end == BRANCHES ? predicts_branch(piece->site, outcome != piece->untaken)
+                                       : predicts_jump(piece->site, outcome);
+   if (trains)
+      return;
+   Cycles cycles = enters;
+   wait_for(&cycles, &known[piece->condition]);
+   for (UInt w = 0; w < WINDOWS; w++)
+      cycles.at[w]++;
+   wait_for(&done, &cycles);
+   if (right)
+      return;
+   wait_for(&enters, &cycles);
+   if (sampled >= SAMPLE_WARM_UP)
+      core_counts.mispredicted++;
+}
+
 /* ---- Chunks ---- */
-#define CHUNK_MAGIC 0x324b4d43u /* CMK2 */
+#define CHUNK_MAGIC 0x334b4d43u /* CMK3 */
 #define CHUNK_BYTES 4096u       /* PIPE_BUF */
 #define NO_THREAD 0xffffffffu   /* a chunk that speaks for the process */
 enum { FLAG_START = 1, FLAG_END = 2, FLAG_MAX = 4, FLAG_BURST = 8 };
@@ -238,7 +468,8 @@ typedef struct {
    UInt magic, payload_bytes, pid, thread;
    ULong instructions, accesses;
    UInt records, flags;
-   UInt os_thread, reserved;
+   UInt os_thread;
+   UInt core_instructions, core_cycles[5], mispredicted; /* since the last chunk */
 } ChunkHead;
 
 static UChar chunk[CHUNK_BYTES];
@@ -269,7 +500,10 @@ static void send(UInt flags)
    head->records = chunk_records;
    head->flags = flags;
    head->os_thread = current ? current->os_thread : 0;
-   head->reserved = 0;
+   head->core_instructions = core_counts.instructions;
+   head->mispredicted = core_counts.mispredicted;
+   VG_(memcpy)(head->core_cycles, core_counts.cycles, sizeof(head->core_cycles));
+   VG_(memset)(&core_counts, 0, sizeof(core_counts));
    Int written;
    do
       written = VG_(write)(fifo, chunk, chunk_used);
@@ -390,6 +624,8 @@ static Bool filter_hits(Addr *address, UInt *size, UInt store)
 static VG_REGPARM(2) void on_access(Addr address, Access *access)
 {
    UInt size = access->size;
+   if (UNLIKELY(sampling && access->place < MAX_PIECE_ACCESSES))
+      touched[access->place] = address;
    if (LIKELY(mode == RECORDING)) {
       if (!clo_l1_bytes || !filter_hits(&address, &size, access->store))
          record(address, size, access, instructions + access->counted);
@@ -454,6 +690,12 @@ typedef struct {
    Sources *temps;             /* by temporary of the block */
    Sources registers[REGISTERS];
    UInt changed; /* registers, as bits, whose new description the block has not written yet */
+   /* The piece since the last place where control may leave. */
+   Step *steps;
+   UInt step_count, place_count;
+   UInt load_step; /* the step of the load above, plus 1 */
+   Bool *is_value; /* by temporary: used for more than an address */
+   ULong behind;   /* address of the next instruction */
 } Build;
 
 /* The general register of an offset in the guest's state, -1 if there is none. */
@@ -526,6 +768,193 @@ static IRExpr *number64(ULong value) { return IRExpr_Const(IRConst_U64(value)); 
 static IRExpr *number8(UChar value) { return IRExpr_Const(IRConst_U8(value)); }
 static IRExpr *load64(Build *b, IRExpr *where) { return assign(b, Ity_I64, IRExpr_Load(Iend_LE, Ity_I64, where)); }
 
+/* ---- Steps of the sampled window ---- */
+#define MAX_STEPS 3000u
+
+static UInt value_of(const IRExpr *atom) { return atom->tag == Iex_RdTmp ? FIRST_TEMP + atom->Iex.RdTmp.tmp : 0; }
+
+static UInt state_value(Int offset)
+{
+   return offset >= 0 && offset < 8 * (Int)STATE_WORDS && offset != OFFSET_amd64_RIP ? 1 + offset / 8 : 0;
+}
+
+static Step *add_step(Build *b, StepKind kind, UInt latency, UInt target)
+{
+   static Step dropped;
+   Step *step = b->step_count < MAX_STEPS ? &b->steps[b->step_count++] : &dropped;
+   VG_(memset)(step, 0, sizeof(Step));
+   step->kind = kind;
+   step->latency = latency;
+   step->target = target;
+   step->place = NO_PLACE;
+   return step;
+}
+
+/* Latencies of today's cores in cycles; moves and changes of width are free. */
+static UInt latency_of(IRTypeEnv *types, const IRExpr *data)
+{
+   IROp op = data->tag == Iex_Unop    ? data->Iex.Unop.op
+             : data->tag == Iex_Binop ? data->Iex.Binop.op
+             : data->tag == Iex_Triop ? data->Iex.Triop.details->op
+                                      : data->Iex.Qop.details->op;
+   switch (op) {
+   case Iop_Mul8: case Iop_Mul16: case Iop_Mul32: case Iop_Mul64:
+   case Iop_MullS8: case Iop_MullS16: case Iop_MullS32: case Iop_MullS64:
+   case Iop_MullU8: case Iop_MullU16: case Iop_MullU32: case Iop_MullU64:
+   case Iop_Clz32: case Iop_Clz64: case Iop_Ctz32: case Iop_Ctz64:
+      return 3;
+   case Iop_DivModU64to32: case Iop_DivModS64to32: case Iop_DivModU128to64: case Iop_DivModS128to64:
+   case Iop_DivU32: case Iop_DivS32: case Iop_DivU64: case Iop_DivS64:
+   case Iop_DivF64: case Iop_DivF32: case Iop_SqrtF64: case Iop_SqrtF32:
+   case Iop_Div32Fx4: case Iop_Div64Fx2: case Iop_Div32Fx8: case Iop_Div64Fx4: case Iop_Div32F0x4: case Iop_Div64F0x2:
+   case Iop_Sqrt32Fx4: case Iop_Sqrt64Fx2: case Iop_Sqrt32Fx8: case Iop_Sqrt64Fx4: case Iop_Sqrt32F0x4: case Iop_Sqrt64F0x2:
+      return 14;
+   case Iop_Mul16x8: case Iop_Mul32x4: case Iop_MulHi16Ux8: case Iop_MulHi16Sx8: case Iop_Mul16x16: case Iop_Mul32x8:
+   case Iop_I32StoF64: case Iop_I64StoF64: case Iop_F64toI32S: case Iop_F64toI64S: case Iop_F64toF32: case Iop_F32toF64:
+      return 5;
+   case Iop_AddF64: case Iop_SubF64: case Iop_MulF64: case Iop_AddF32: case Iop_SubF32: case Iop_MulF32:
+   case Iop_Add32Fx4: case Iop_Sub32Fx4: case Iop_Mul32Fx4: case Iop_Add64Fx2: case Iop_Sub64Fx2: case Iop_Mul64Fx2:
+   case Iop_Add32Fx8: case Iop_Sub32Fx8: case Iop_Mul32Fx8: case Iop_Add64Fx4: case Iop_Sub64Fx4: case Iop_Mul64Fx4:
+   case Iop_Add32F0x4: case Iop_Sub32F0x4: case Iop_Mul32F0x4: case Iop_Add64F0x2: case Iop_Sub64F0x2: case Iop_Mul64F0x2:
+   case Iop_CmpF64: case Iop_MAddF64: case Iop_MSubF64: case Iop_MAddF32: case Iop_MSubF32:
+      return 4;
+   case Iop_Not8: case Iop_Not16: case Iop_Not32: case Iop_Not64:
+      return 1;
+   default:
+      return data->tag == Iex_Unop && typeOfIRExpr(types, data->Iex.Unop.arg) < Ity_F16 ? 0 : 1;
+   }
+}
+
+/* Steps of a value without a load. */
+static void add_value(Build *b, IRTypeEnv *types, IRTemp temp, IRExpr *data)
+{
+   Step *step = add_step(b, COMPUTES, 0, FIRST_TEMP + temp);
+   UInt latency = 0;
+   switch (data->tag) {
+   case Iex_Get:
+      step->source[0] = state_value(data->Iex.Get.offset);
+      break;
+   case Iex_RdTmp:
+      step->source[0] = value_of(data);
+      break;
+   case Iex_Unop:
+      step->source[0] = value_of(data->Iex.Unop.arg);
+      latency = latency_of(types, data);
+      break;
+   case Iex_Binop:
+      step->source[0] = value_of(data->Iex.Binop.arg1);
+      step->source[1] = value_of(data->Iex.Binop.arg2);
+      latency = latency_of(types, data);
+      break;
+   case Iex_Triop:
+      step->source[0] = value_of(data->Iex.Triop.details->arg2);
+      step->source[1] = value_of(data->Iex.Triop.details->arg3);
+      latency = latency_of(types, data);
+      break;
+   case Iex_Qop:
+      step->source[0] = value_of(data->Iex.Qop.details->arg2);
+      step->source[1] = value_of(data->Iex.Qop.details->arg3);
+      step->source[2] = value_of(data->Iex.Qop.details->arg4);
+      latency = latency_of(types, data);
+      break;
+   case Iex_ITE:
+      step->source[0] = value_of(data->Iex.ITE.cond);
+      step->source[1] = value_of(data->Iex.ITE.iftrue);
+      step->source[2] = value_of(data->Iex.ITE.iffalse);
+      latency = 1;
+      break;
+   case Iex_CCall:
+      for (UInt i = 0, used = 0; data->Iex.CCall.args[i] && used < STEP_SOURCES; i++)
+         if (value_of(data->Iex.CCall.args[i]))
+            step->source[used++] = value_of(data->Iex.CCall.args[i]);
+      latency = 1;
+      break;
+   default:
+      break;
+   }
+   /* An address is added up where it is used. */
+   step->latency = b->is_value[temp] ? latency : 0;
+}
+
+/* Which operation set the flags; the header names neither offset. */
+#define OFFSET_CC_OP (OFFSET_amd64_R15 + 8)
+#define OFFSET_CC_NDEP (OFFSET_amd64_R15 + 32)
+
+static void add_put(Build *b, IRTypeEnv *types, Int offset, IRExpr *data)
+{
+   if (data->tag == Iex_Const && (offset == OFFSET_CC_OP || offset == OFFSET_CC_NDEP))
+      return;
+   Int size = sizeofIRType(typeOfIRExpr(types, data));
+   for (Int word = 0; word < (size + 7) / 8; word++)
+      if (state_value(offset + 8 * word))
+         add_step(b, COMPUTES, 0, state_value(offset + 8 * word))->source[0] = value_of(data);
+}
+
+static void use(Build *b, const IRExpr *atom)
+{
+   if (atom && atom->tag == Iex_RdTmp)
+      b->is_value[atom->Iex.RdTmp.tmp] = True;
+}
+
+/* Finds the temporaries that are used for more than addresses: backward, because a value's operands are values. */
+static void find_values(Build *b, const IRSB *in)
+{
+   use(b, in->next);
+   for (Int i = in->stmts_used - 1; i >= 0; i--) {
+      const IRStmt *st = in->stmts[i];
+      switch (st->tag) {
+      case Ist_WrTmp: {
+         const IRExpr *data = st->Ist.WrTmp.data;
+         if (!b->is_value[st->Ist.WrTmp.tmp])
+            break;
+         if (data->tag == Iex_RdTmp)
+            use(b, data);
+         else if (data->tag == Iex_Unop)
+            use(b, data->Iex.Unop.arg);
+         else if (data->tag == Iex_Binop) {
+            use(b, data->Iex.Binop.arg1);
+            use(b, data->Iex.Binop.arg2);
+         } else if (data->tag == Iex_Triop) {
+            use(b, data->Iex.Triop.details->arg2);
+            use(b, data->Iex.Triop.details->arg3);
+         } else if (data->tag == Iex_ITE) {
+            use(b, data->Iex.ITE.cond);
+            use(b, data->Iex.ITE.iftrue);
+            use(b, data->Iex.ITE.iffalse);
+         } else if (data->tag == Iex_CCall)
+            for (UInt a = 0; data->Iex.CCall.args[a]; a++)
+               use(b, data->Iex.CCall.args[a]);
+         break;
+      }
+      case Ist_Put:
+         /* The stack pointer is advanced before the core. */
+         if (st->Ist.Put.offset != OFFSET_amd64_RSP)
+            use(b, st->Ist.Put.data);
+         break;
+      case Ist_Store:
+         use(b, st->Ist.Store.data);
+         break;
+      case Ist_StoreG:
+         use(b, st->Ist.StoreG.details->data);
+         use(b, st->Ist.StoreG.details->guard);
+         break;
+      case Ist_LoadG:
+         use(b, st->Ist.LoadG.details->alt);
+         use(b, st->Ist.LoadG.details->guard);
+         break;
+      case Ist_CAS:
+         use(b, st->Ist.CAS.details->expdLo);
+         use(b, st->Ist.CAS.details->dataLo);
+         break;
+      case Ist_Exit:
+         use(b, st->Ist.Exit.guard);
+         break;
+      default:
+         break;
+      }
+   }
+}
+
 /* True where the access is no hit of the most recent line of its set, or others may have that line. */
 static IRExpr *slow_path(Build *b, IRExpr *address, Int size)
 {
@@ -537,12 +966,16 @@ static IRExpr *slow_path(Build *b, IRExpr *address, Int size)
    set = binop(b, Iop_Add64, load64(b, mkIRExpr_HWord((HWord)&current_l1)), set);
    IRExpr *tag = load64(b, set);
    IRExpr *off = binop(b, Iop_Or64, binop(b, Iop_Xor64, line, tag), binop(b, Iop_Xor64, last, tag));
+   off = binop(b, Iop_Or64, off, load64(b, mkIRExpr_HWord((HWord)&sampling)));
    return assign(b, Ity_I1, IRExpr_Binop(Iop_CmpNE64, off, number64(0)));
 }
 
-static void emit(Build *b, IRExpr *address, Int size, Load *load, IRExpr *guard)
+/* Returns the access's place in the piece. */
+static UInt emit(Build *b, IRExpr *address, Int size, Load *load, IRExpr *guard)
 {
    Access *access = describe(sizeof(Access));
+   UInt place = guard ? NO_PLACE : b->place_count++;
+   access->place = place < MAX_PIECE_ACCESSES ? place : NO_PLACE;
    access->counted = b->counted;
    access->index = b->index;
    access->size = size;
@@ -560,7 +993,7 @@ static void emit(Build *b, IRExpr *address, Int size, Load *load, IRExpr *guard)
       call->guard = slow_path(b, address, size);
    addStmtToIRSB(b->out, IRStmt_Dirty(call));
    if (exact)
-      return;
+      return access->place;
    if (guard) {
       /* An access that may not happen counts if it does. */
       IRExpr *where = mkIRExpr_HWord((HWord)&accesses);
@@ -569,6 +1002,7 @@ static void emit(Build *b, IRExpr *address, Int size, Load *load, IRExpr *guard)
       addStmtToIRSB(b->out, IRStmt_Store(Iend_LE, where, sum));
    } else
       b->made++;
+   return access->place;
 }
 
 static void flush_registers(Build *b)
@@ -588,9 +1022,13 @@ static void flush_registers(Build *b)
 
 static void flush_load(Build *b)
 {
-   if (b->load_address)
-      emit(b, b->load_address, b->load_size, b->load, b->load_guard);
+   if (b->load_address) {
+      UInt place = emit(b, b->load_address, b->load_size, b->load, b->load_guard);
+      if (b->load_step)
+         b->steps[b->load_step - 1].place = place;
+   }
    b->load_address = NULL;
+   b->load_step = 0;
 }
 
 static void add_to(Build *b, ULong *counter, UWord *pending)
@@ -612,10 +1050,16 @@ static void flush_count(Build *b)
    add_to(b, &accesses, &b->made);
 }
 
-/* Returns the load, from which its value comes. */
-static Load *add_load(Build *b, IRExpr *address, Int size, IRExpr *guard)
+/* A load into a temporary, IRTemp_INVALID for none. Returns the load, from which its value comes. */
+static Load *add_load(Build *b, IRExpr *address, Int size, IRExpr *guard, IRTemp into, UInt latency)
 {
    flush_load(b);
+   if (into != IRTemp_INVALID) {
+      Step *step = add_step(b, LOADS, latency, FIRST_TEMP + into);
+      step->source[0] = value_of(address);
+      step->source[1] = guard ? value_of(guard) : 0;
+      b->load_step = b->step_count;
+   }
    b->load_address = address;
    b->load_size = size;
    b->load_guard = guard;
@@ -645,12 +1089,20 @@ static void put_register(Build *b, Int offset, const IRExpr *data)
    b->changed |= 1u << number;
 }
 
-static void add_store(Build *b, IRExpr *address, Int size, IRExpr *guard)
+static void add_store(Build *b, IRExpr *address, IRExpr *data, Int size, IRExpr *guard)
 {
-   if (b->load_address && !b->load_guard && !guard && b->load_size == size && eqIRAtom(b->load_address, address))
+   UInt load_step = 0;
+   if (b->load_address && !b->load_guard && !guard && b->load_size == size && eqIRAtom(b->load_address, address)) {
       b->load_address = NULL; /* one access, a store */
+      load_step = b->load_step;
+   }
    flush_load(b);
-   emit(b, address, size, NULL, guard);
+   Step *step = add_step(b, STORES, 0, 0);
+   step->source[0] = value_of(address);
+   step->source[1] = data ? value_of(data) : 0;
+   step->place = emit(b, address, size, NULL, guard);
+   if (load_step)
+      b->steps[load_step - 1].place = step->place;
 }
 
 static void add_accesses(Build *b, IRTypeEnv *types, IRStmt *st)
@@ -659,54 +1111,102 @@ static void add_accesses(Build *b, IRTypeEnv *types, IRStmt *st)
    case Ist_WrTmp: {
       IRExpr *data = st->Ist.WrTmp.data;
       if (data->tag == Iex_Load)
-         set_loaded(b, st->Ist.WrTmp.tmp, add_load(b, data->Iex.Load.addr, sizeofIRType(data->Iex.Load.ty), NULL));
-      else
+         set_loaded(b, st->Ist.WrTmp.tmp,
+                    add_load(b, data->Iex.Load.addr, sizeofIRType(data->Iex.Load.ty), NULL, st->Ist.WrTmp.tmp,
+                             LOAD_LATENCY));
+      else {
          b->temps[st->Ist.WrTmp.tmp] = sources_of_data(b, data);
+         add_value(b, types, st->Ist.WrTmp.tmp, data);
+      }
       break;
    }
    case Ist_Put:
       put_register(b, st->Ist.Put.offset, st->Ist.Put.data);
+      add_put(b, types, st->Ist.Put.offset, st->Ist.Put.data);
+      break;
+   case Ist_MBE:
+      add_step(b, FENCES, 0, 0);
       break;
    case Ist_Store:
-      add_store(b, st->Ist.Store.addr, sizeofIRType(typeOfIRExpr(types, st->Ist.Store.data)), NULL);
+      add_store(b, st->Ist.Store.addr, st->Ist.Store.data, sizeofIRType(typeOfIRExpr(types, st->Ist.Store.data)), NULL);
       break;
    case Ist_LoadG: {
       IRLoadG *load = st->Ist.LoadG.details;
       IRType type = Ity_INVALID, wide = Ity_INVALID;
       typeOfIRLoadGOp(load->cvt, &wide, &type);
-      set_loaded(b, load->dst, add_load(b, load->addr, sizeofIRType(type), load->guard));
+      set_loaded(b, load->dst, add_load(b, load->addr, sizeofIRType(type), load->guard, load->dst, LOAD_LATENCY));
       break;
    }
    case Ist_StoreG: {
       IRStoreG *store = st->Ist.StoreG.details;
-      add_store(b, store->addr, sizeofIRType(typeOfIRExpr(types, store->data)), store->guard);
+      add_store(b, store->addr, store->data, sizeofIRType(typeOfIRExpr(types, store->data)), store->guard);
       break;
    }
    case Ist_Dirty: {
       IRDirty *call = st->Ist.Dirty.details;
       if (call->mFx == Ifx_Read || call->mFx == Ifx_Modify)
-         add_load(b, call->mAddr, call->mSize, NULL);
+         add_load(b, call->mAddr, call->mSize, NULL, IRTemp_INVALID, 0);
       if (call->mFx == Ifx_Write || call->mFx == Ifx_Modify)
-         add_store(b, call->mAddr, call->mSize, NULL);
+         add_store(b, call->mAddr, NULL, call->mSize, NULL);
+      if (call->tmp != IRTemp_INVALID)
+         add_step(b, COMPUTES, 1, FIRST_TEMP + call->tmp);
       break;
    }
    case Ist_CAS: {
       IRCAS *cas = st->Ist.CAS.details;
       Int size = sizeofIRType(typeOfIRExpr(types, cas->dataLo)) * (cas->dataHi ? 2 : 1);
-      set_loaded(b, cas->oldLo, add_load(b, cas->addr, size, NULL));
-      add_store(b, cas->addr, size, NULL);
+      set_loaded(b, cas->oldLo, add_load(b, cas->addr, size, NULL, cas->oldLo, LOCK_LATENCY));
+      add_store(b, cas->addr, cas->dataLo, size, NULL);
       break;
    }
    case Ist_LLSC:
       if (st->Ist.LLSC.storedata == NULL)
          set_loaded(b, st->Ist.LLSC.result,
-                    add_load(b, st->Ist.LLSC.addr, sizeofIRType(typeOfIRTemp(types, st->Ist.LLSC.result)), NULL));
+                    add_load(b, st->Ist.LLSC.addr, sizeofIRType(typeOfIRTemp(types, st->Ist.LLSC.result)), NULL,
+                             st->Ist.LLSC.result, LOCK_LATENCY));
       else
-         add_store(b, st->Ist.LLSC.addr, sizeofIRType(typeOfIRExpr(types, st->Ist.LLSC.storedata)), NULL);
+         add_store(b, st->Ist.LLSC.addr, st->Ist.LLSC.storedata,
+                   sizeofIRType(typeOfIRExpr(types, st->Ist.LLSC.storedata)), NULL);
       break;
    default:
       break;
    }
+}
+
+/* Ends the piece, of which `outcome` is known when it runs. */
+static void end_piece(Build *b, UInt end, IRExpr *outcome, const IRExpr *condition, ULong untaken)
+{
+   Piece *piece = describe(sizeof(Piece) + b->step_count * sizeof(Step));
+   piece->count = b->step_count;
+   for (UInt i = 0; i < b->step_count; i++)
+      piece->instructions += b->steps[i].kind == BEGINS;
+   piece->end = end;
+   piece->condition = condition ? value_of(condition) : 0;
+   piece->site = b->behind ^ (b->behind >> 32);
+   piece->untaken = untaken;
+   VG_(memcpy)(piece->step, b->steps, b->step_count * sizeof(Step));
+   IRExpr **arguments = mkIRExprVec_2(mkIRExpr_HWord((HWord)piece), outcome);
+   IRDirty *call = unsafeIRDirty_0_N(2, "on_piece", VG_(fnptr_to_fnentry)(&on_piece), arguments);
+   IRExpr *samples = load64(b, mkIRExpr_HWord((HWord)&sampling));
+   call->guard = assign(b, Ity_I1, IRExpr_Binop(Iop_CmpNE64, samples, number64(0)));
+   addStmtToIRSB(b->out, IRStmt_Dirty(call));
+   b->step_count = b->place_count = 0;
+}
+
+/* Before control may leave by an exit. */
+static void end_piece_at_exit(Build *b, IRStmt *st)
+{
+   Bool branches = st->Ist.Exit.jk == Ijk_Boring || st->Ist.Exit.jk == Ijk_Call;
+   IRExpr *outcome = assign(b, Ity_I64, IRExpr_Unop(Iop_1Uto64, st->Ist.Exit.guard));
+   Bool inverted = st->Ist.Exit.dst->tag == Ico_U64 && st->Ist.Exit.dst->Ico.U64 == b->behind;
+   end_piece(b, branches ? BRANCHES : STAYS, outcome, st->Ist.Exit.guard, inverted);
+}
+
+static void end_last_piece(Build *b)
+{
+   IRExpr *next = b->out->next;
+   Bool jumps = next->tag == Iex_RdTmp && (b->out->jumpkind == Ijk_Boring || b->out->jumpkind == Ijk_Call);
+   end_piece(b, jumps ? JUMPS : STAYS, next, next, 0);
 }
 
 /* A hash of the instruction's address, never 0. */
@@ -724,6 +1224,10 @@ static IRSB *instrument(VgCallbackClosure *closure, IRSB *in, const VexGuestLayo
    Build b = {.out = deepCopyIRSBExceptStmts(in)};
    b.block = describe(sizeof(Block));
    b.temps = VG_(calloc)("cm.temps", in->tyenv->types_used + 1, sizeof(Sources));
+   b.is_value = VG_(calloc)("cm.values", in->tyenv->types_used + 1, sizeof(Bool));
+   b.steps = VG_(malloc)("cm.steps", MAX_STEPS * sizeof(Step));
+   know_values(FIRST_TEMP + in->tyenv->types_used);
+   find_values(&b, in);
    for (UInt number = 0; number < REGISTERS; number++)
       add_source(&b.registers[number], number + 1);
    Int i = 0;
@@ -743,14 +1247,20 @@ static IRSB *instrument(VgCallbackClosure *closure, IRSB *in, const VexGuestLayo
          b.counted++;
          b.index++;
          b.site = site_of(st->Ist.IMark.addr);
-      } else if (st->tag == Ist_Exit)
+         b.behind = st->Ist.IMark.addr + st->Ist.IMark.len;
+         add_step(&b, BEGINS, 0, 0);
+      } else if (st->tag == Ist_Exit) {
          flush_count(&b);
-      else
+         end_piece_at_exit(&b, st);
+      } else
          add_accesses(&b, in->tyenv, st);
       addStmtToIRSB(b.out, st);
    }
    flush_count(&b);
+   end_last_piece(&b);
    VG_(free)(b.temps);
+   VG_(free)(b.is_value);
+   VG_(free)(b.steps);
    return b.out;
 }
 
@@ -785,6 +1295,7 @@ static void leave_thread(void)
    seen_elsewhere += accesses;
    current = NULL;
    accesses = instructions = 0;
+   sampling = 0;
 }
 
 static void enter_thread(Thread *thread)
@@ -854,13 +1365,16 @@ static void look_at_burst(ULong now)
    }
 }
 
-/* No translation refers to the descriptions any more. */
+/* The descriptions of discarded translations, one of which may still run in this turn: the core finds a thread's next block
+   before it says that the turn begins, and a block that jumps to itself stays. */
+static Arena *retired;
+
 static void forget_descriptions(void)
 {
-   while (arena) {
-      Arena *next = arena->next;
-      VG_(free)(arena);
-      arena = next;
+   while (retired) {
+      Arena *next = retired->next;
+      VG_(free)(retired);
+      retired = next;
    }
    VG_(memset)(written, 0, sizeof(written));
    for (UInt i = 0; i < threads_size; i++)
@@ -869,6 +1383,8 @@ static void forget_descriptions(void)
 
 static void on_run(ThreadId tid, ULong blocks)
 {
+   if (UNLIKELY(retired != NULL))
+      forget_descriptions();
    if (UNLIKELY(mode == WAITING || clo_max_ms))
       look_at_time();
    if (UNLIKELY(clo_burst))
@@ -882,17 +1398,23 @@ static void on_run(ThreadId tid, ULong blocks)
       VG_(ok_to_discard_translations) = True;
       VG_(discard_translations_safely)((Addr)0x1000, ~(SizeT)0xfff, "cachemate");
       VG_(ok_to_discard_translations) = before;
-      forget_descriptions();
+      retired = arena;
+      arena = NULL;
       discard_due = False;
+      sampling = 0;
    }
    if (tid >= threads_size || !threads[tid].live)
       start_thread(tid);
-   if (current == &threads[tid])
-      return;
-   leave_thread();
-   enter_thread(&threads[tid]);
-   /* Every thread of the client is one of the kernel's, and this is called on it. */
-   current->os_thread = VG_(gettid)();
+   if (current != &threads[tid]) {
+      leave_thread();
+      enter_thread(&threads[tid]);
+      /* Every thread of the client is one of the kernel's, and this is called on it. */
+      current->os_thread = VG_(gettid)();
+   }
+   if (mode == RECORDING && !sampling && blocks >= next_sample) {
+      begin_sample();
+      next_sample = blocks + SAMPLE_PERIOD;
+   }
 }
 
 static void on_create(ThreadId parent, ThreadId child) { start_thread(child); }
@@ -955,6 +1477,8 @@ static void on_fork_child(ThreadId tid)
    current->os_thread = VG_(gettid)();
    current->recorded_at = current->window_instructions = current->window_accesses = current->records = 0;
    VG_(memset)(written, 0, sizeof(written));
+   VG_(memset)(&core_counts, 0, sizeof(core_counts));
+   sampling = 0;
    instructions = accesses = seen_elsewhere = 0;
    if (mode != WAITING)
       mode = clo_skip ? SKIPPING : RECORDING;
@@ -1025,6 +1549,7 @@ static void post_clo_init(void)
       VG_(fmsg_bad_option)("--cm-fifo", "'%s' cannot be opened\n", clo_fifo);
    fifo = VG_(safe_fd)(sr_Res(opened));
    my_pid = VG_(getpid)();
+   know_values(FIRST_TEMP);
    send_start();
    mode = clo_skip_ms ? WAITING : clo_skip ? SKIPPING : RECORDING;
    /* A block makes some two accesses; the first burst comes half a pause or more after the start. */

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use anyhow::Context;
 use cachemate_core::{CpuId, Estimate, MachineSpec, MissRatio};
 use cachemate_forecast::{
-    MemberForecast, TimedProgram, TimingBasis, costs_of_pairs, forecast_pairs, forecast_placed,
-    forecast_together, group_miss_ratio, place_programs, solo_mpki,
+    MemberForecast, SoloForecast, TimedProgram, TimingBasis, costs_of_pairs, forecast_alone,
+    forecast_pairs, forecast_placed, forecast_together, group_miss_ratio, place_programs,
 };
 use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_policy::placement::{Placement, place};
@@ -62,7 +62,7 @@ pub enum SlowdownModel {
         timed: Vec<Arc<TimedProgram>>,
         /// Misses per thousand instructions of each program alone. They are the model's too: the recording's curve counts
         /// first touches, and lines that prefetchers fetch.
-        solo_mpkis: Vec<f64>,
+        alone: Vec<SoloForecast>,
     },
     /// A paper's scheme.
     Scheme(Box<dyn Scheme>),
@@ -123,13 +123,13 @@ impl Prediction {
                 &timed_programs.iter().map(Arc::as_ref).collect::<Vec<_>>(),
             )?;
             let costs = costs_of_pairs(&intervals);
-            let solo_mpkis = timed_programs
+            let alone = timed_programs
                 .iter()
-                .map(|program| solo_mpki(&machine, program))
+                .map(|program| forecast_alone(&machine, program))
                 .collect::<Result<_, _>>()?;
             let model = SlowdownModel::Interval {
                 timed: timed_programs,
-                solo_mpkis,
+                alone,
             };
             return Ok(Prediction {
                 machine,
@@ -203,7 +203,7 @@ impl Prediction {
         }
         if let SlowdownModel::Interval {
             timed: timed_programs,
-            solo_mpkis,
+            alone,
         } = &self.model
         {
             let member_programs: Vec<&TimedProgram> = members
@@ -211,7 +211,7 @@ impl Prediction {
                 .map(|&index| timed_programs[index].as_ref())
                 .collect();
             let forecasts = forecast_together(&self.machine, &member_programs)?;
-            return Ok(Some(self.build_group(members, solo_mpkis, &forecasts)));
+            return Ok(Some(self.build_group(members, alone, &forecasts)));
         }
         let programs: Vec<&ProfiledInput> =
             members.iter().map(|&index| &self.programs[index]).collect();
@@ -245,6 +245,7 @@ impl Prediction {
             GroupMember {
                 name: program.name.clone(),
                 solo_mpki: program.summary().solo_mpki,
+                solo_cycles_per_instr: None,
                 miss_ratio,
                 mpki: miss_ratio
                     .zip(references)
@@ -299,7 +300,7 @@ impl Prediction {
         cpus: &[CpuId],
         groups: &[Vec<usize>],
     ) -> anyhow::Result<Option<Vec<GroupForecast>>> {
-        let SlowdownModel::Interval { timed, solo_mpkis } = &self.model else {
+        let SlowdownModel::Interval { timed, alone } = &self.model else {
             return Ok(None);
         };
         let member_programs: Vec<&TimedProgram> = timed.iter().map(AsRef::as_ref).collect();
@@ -308,7 +309,7 @@ impl Prediction {
         let group_forecast = |members: &Vec<usize>| {
             let forecasts: Vec<MemberForecast> =
                 members.iter().map(|&index| forecasts[index]).collect();
-            self.build_group(members, solo_mpkis, &forecasts)
+            self.build_group(members, alone, &forecasts)
         };
         Ok(Some(groups.iter().map(group_forecast).collect()))
     }
@@ -316,12 +317,13 @@ impl Prediction {
     fn build_group(
         &self,
         members: &[usize],
-        solo_mpkis: &[f64],
+        alone: &[SoloForecast],
         forecasts: &[MemberForecast],
     ) -> GroupForecast {
         let group_member = |(&index, forecast): (&usize, &MemberForecast)| GroupMember {
             name: self.programs[index].name.clone(),
-            solo_mpki: Some(solo_mpkis[index]),
+            solo_mpki: Some(alone[index].mpki),
+            solo_cycles_per_instr: Some(alone[index].cycles_per_instr),
             miss_ratio: forecast.miss_ratio.map(MissRatio::value),
             mpki: Some(forecast.mpki),
             slowdown_percent: Some(100.0 * forecast.slowdown.value),

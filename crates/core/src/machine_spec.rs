@@ -25,6 +25,11 @@ pub struct MachineSpec {
     pub cores_per_package: u32,
     /// Hardware threads per core.
     pub contexts_per_core: u32,
+    /// Cycles from the outcome of a mispredicted branch to the first instruction of the right path. With it, what
+    /// instructions cost between misses follows from the dependences and branches of a recording; without it, and on
+    /// in-order cores, each takes its share of the issue width, as on the cycle-level machine. 1 to 1000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mispredict_cycles: Option<u32>,
     /// The kind of core; all cores are alike.
     pub pipeline: CoreModel,
     /// Caches from the core outward: L1I and L1D first, then any number of shared levels.
@@ -531,6 +536,12 @@ impl MachineSpec {
             if !(1..=4096).contains(&found) {
                 return spec_error(&format!("pipeline.{field}"), found.to_string(), "1 to 4096");
             }
+        }
+        if let Some(found) = self
+            .mispredict_cycles
+            .filter(|found| !(1..=1000).contains(found))
+        {
+            return spec_error("mispredict_cycles", found.to_string(), "1 to 1000, or none");
         }
         if self.memory.remote_latency_cycles < self.memory.local_latency_cycles {
             let found = self.memory.remote_latency_cycles.to_string();

@@ -9,12 +9,73 @@
 
 use std::num::NonZeroU16;
 
+use serde::{Deserialize, Serialize};
+
 /// Accesses at the start of each part that are not measured.
 pub const WARM_UP_ACCESSES: usize = 128;
 /// Measured accesses of each part.
 pub const MEASURED_ACCESSES: usize = 256;
 /// A dependence that lies further back than can be stated.
 pub const FAR_DEPENDENCE: u8 = u8::MAX;
+
+/// Reorder windows, in instructions, for which [`CoreTiming`] has cycles.
+pub const CORE_WINDOWS: [u32; 5] = [32, 64, 128, 256, 512];
+
+/// What instructions cost a core of unlimited width while all data hits the first cache: their chains of dependences, within
+/// a reorder window, and what waits behind mispredicted branches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct CoreTiming {
+    /// Timed instructions.
+    pub instructions: u64,
+    /// Their cycles for each window of [`CORE_WINDOWS`], without refilling the pipeline after a mispredicted branch.
+    pub cycles: [u64; CORE_WINDOWS.len()],
+    /// Mispredicted branches among them.
+    pub mispredicted: u64,
+}
+
+impl CoreTiming {
+    /// Adds other instructions.
+    pub fn add(&mut self, other: &CoreTiming) {
+        self.instructions = self.instructions.saturating_add(other.instructions);
+        self.mispredicted = self.mispredicted.saturating_add(other.mispredicted);
+        for (cycles, more) in self.cycles.iter_mut().zip(other.cycles) {
+            *cycles = cycles.saturating_add(more);
+        }
+    }
+
+    /// Returns the cycles per instruction of a core: those of the chains in its window, but no fewer than its width allows,
+    /// and `refill_cycles` for each mispredicted branch (Karkhanis and Smith, ISCA 2004). Between two windows, cycles are
+    /// interpolated over their logarithm; beyond the last ones they are those of the last. `None` without instructions.
+    pub fn cycles_per_instr(
+        &self,
+        issue_width: f64,
+        window_instr: f64,
+        refill_cycles: f64,
+    ) -> Option<f64> {
+        if self.instructions == 0 {
+            return None;
+        }
+        let instructions = self.instructions as f64;
+        let last = CORE_WINDOWS.len() - 1;
+        let position =
+            libm::log2((window_instr / f64::from(CORE_WINDOWS[0])).max(1.0)).min(last as f64);
+        let below = position as usize;
+        let above = (below + 1).min(last);
+        let [low, high] = [below, above].map(|window| self.cycles[window] as f64 / instructions);
+        let chains = low + (position - below as f64) * (high - low);
+        let refills = refill_cycles * self.mispredicted as f64 / instructions;
+        Some(chains.max(1.0 / issue_width) + refills)
+    }
+}
+
+/// The timing of a stretch of a recording.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct CoreStretch {
+    /// Number of records of the recording up to the end of the stretch.
+    pub end_record: u64,
+    /// What instructions of the stretch cost.
+    pub timing: CoreTiming,
+}
 
 /// One access of a sample.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -45,6 +106,8 @@ pub struct StreamPhase {
     pub cold_count: u64,
     /// (stack distance, inclusive upper bound of a bucket; accesses), ascending.
     pub distances: Vec<(u64, u64)>,
+    /// What instructions cost between two misses; `None` if the recording does not state it.
+    pub core: Option<CoreTiming>,
     /// Parts of the stretch: [`WARM_UP_ACCESSES`], and then [`MEASURED_ACCESSES`] or, at its end, fewer.
     pub parts: Vec<Vec<SampledAccess>>,
 }
@@ -62,4 +125,30 @@ pub struct StreamSample {
     pub has_dependences: bool,
     /// The stream in order, in stretches of about equally many accesses.
     pub phases: Vec<StreamPhase>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does a core take the time of the chains in its window, of its width if that is longer, and of its mispredicted
+    /// branches, and is a window between two of the counted ones between them?
+    #[test]
+    fn cycles_follow_window_width_and_branches() {
+        let timing = CoreTiming {
+            instructions: 1000,
+            cycles: [800, 600, 400, 200, 100],
+            mispredicted: 10,
+        };
+        let cycles = |width, window| timing.cycles_per_instr(width, window, 20.0).unwrap();
+        assert!((cycles(4.0, 64.0) - (0.6 + 0.2)).abs() < 1e-12);
+        assert!((cycles(4.0, 512.0) - (0.25 + 0.2)).abs() < 1e-12);
+        assert!((cycles(8.0, 90.509_667_991_878_1) - (0.5 + 0.2)).abs() < 1e-9);
+        assert!((cycles(8.0, 8.0) - (0.8 + 0.2)).abs() < 1e-12);
+        assert!((cycles(64.0, 1e9) - (0.1 + 0.2)).abs() < 1e-12);
+        assert_eq!(
+            CoreTiming::default().cycles_per_instr(4.0, 64.0, 20.0),
+            None
+        );
+    }
 }

@@ -263,6 +263,7 @@ pub fn machine_spec(caches: Vec<CacheSpec>) -> MachineSpec {
         packages: 1,
         cores_per_package: 1,
         contexts_per_core: 1,
+        mispredict_cycles: None,
         pipeline: CoreModel::in_order(1),
         caches,
         coherence: CoherenceSpec::default(),

@@ -68,15 +68,32 @@ pub fn forecast_together(
     forecast_placed(&machine, programs, &cpus)
 }
 
-/// Returns the demand misses per thousand instructions of a program alone on the machine.
+/// The forecast for a program alone on the machine.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct SoloForecast {
+    /// Demand misses of the shared cache per thousand instructions.
+    pub mpki: f64,
+    /// Cycles per instruction.
+    pub cycles_per_instr: f64,
+}
+
+/// Forecasts a program alone on the machine.
 ///
 /// # Errors
 /// The machine has no data cache.
-pub fn solo_mpki(machine: &MachineSpec, program: &TimedProgram) -> ForecastResult<f64> {
-    let runs: Vec<f64> = (0..program.timed_draws.len())
-        .map(|draw| Ok(1000.0 * solve_draw(machine, &[program], &[0], draw, 1.0)?[0][1]))
+pub fn forecast_alone(
+    machine: &MachineSpec,
+    program: &TimedProgram,
+) -> ForecastResult<SoloForecast> {
+    let runs: Vec<[f64; 4]> = (0..program.timed_draws.len())
+        .map(|draw| Ok(solve_draw(machine, &[program], &[0], draw, 1.0)?[0]))
         .collect::<ForecastResult<_>>()?;
-    Ok(median_of_draws(&runs))
+    let median_of =
+        |value: fn(&[f64; 4]) -> f64| median_of_draws(&runs.iter().map(value).collect::<Vec<_>>());
+    Ok(SoloForecast {
+        mpki: median_of(|run| 1000.0 * run[1]),
+        cycles_per_instr: median_of(|run| 1.0 / run[3]),
+    })
 }
 
 /// Forecasts programs on the whole machine, each on the CPU with its index in `cpus`. Programs on different caches slow each

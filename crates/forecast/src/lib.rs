@@ -30,8 +30,8 @@ mod timed_program;
 pub mod walked;
 
 pub use composition::{
-    MemberForecast, costs_of_pairs, forecast_pairs, forecast_placed, forecast_together,
-    group_miss_ratio, place_programs, slowdown_with_error, solo_mpki,
+    MemberForecast, SoloForecast, costs_of_pairs, forecast_alone, forecast_pairs, forecast_placed,
+    forecast_together, group_miss_ratio, place_programs, slowdown_with_error,
 };
 pub use timed_program::{TimedProgram, TimingBasis};
 

@@ -81,13 +81,16 @@ impl TimedProgram {
             sampler.push(accesses).map_err(failed(name))?;
         }
 
+        let core = reader
+            .totals()
+            .map_or(Vec::new(), |totals| totals.core.clone());
         let header = reader.header();
         if !header.instructions_known {
             return Err(failed(name)("found no instruction counts, expected them"));
         }
         let page_bytes = header.page_bytes.max(line_bytes);
         let (sample, _) = sampler
-            .finish(line_bytes, page_bytes, header.has_dependences)
+            .finish(line_bytes, page_bytes, header.has_dependences, &core)
             .map_err(failed(name))?;
         TimedProgram::from_sample(name, &sample, machine)
     }

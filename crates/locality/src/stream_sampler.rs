@@ -8,7 +8,8 @@
 //! the parts of a stream do not depend on how it is divided into pushes.
 
 use cachemate_core::{
-    MEASURED_ACCESSES, SampledAccess, StreamPhase, StreamSample, WARM_UP_ACCESSES,
+    CoreStretch, CoreTiming, MEASURED_ACCESSES, SampledAccess, StreamPhase, StreamSample,
+    WARM_UP_ACCESSES,
 };
 
 use crate::stack::{COLD, DistanceHistogram, StackDistances, StackError};
@@ -71,6 +72,18 @@ impl RunningPhase {
             *count += other_count;
         }
     }
+}
+
+/// Returns the timing of the stretches that end in a part of the stream, or else of the next one; `None` without any.
+fn core_timing_of(core: &[CoreStretch], start_access: u64, end_access: u64) -> Option<CoreTiming> {
+    let first = core.partition_point(|stretch| stretch.end_record <= start_access);
+    let end = core.partition_point(|stretch| stretch.end_record <= end_access);
+    let first = first.min(core.len().checked_sub(1)?);
+    let mut timing = CoreTiming::default();
+    core[first..end.max(first + 1)]
+        .iter()
+        .for_each(|stretch| timing.add(&stretch.timing));
+    Some(timing)
 }
 
 /// Returns the index of the bucket of a distance.
@@ -138,7 +151,8 @@ impl StreamSampler {
         Ok(())
     }
 
-    /// Returns the sample, and the number of accesses at every distance.
+    /// Returns the sample, and the number of accesses at every distance. `core` is what instructions cost in stretches of
+    /// the stream, if that is known.
     ///
     /// # Errors
     /// As [`push`](Self::push).
@@ -147,6 +161,7 @@ impl StreamSampler {
         line_bytes: u32,
         page_bytes: u32,
         has_dependences: bool,
+        core: &[CoreStretch],
     ) -> Result<(StreamSample, DistanceHistogram), StackError> {
         let engine = std::mem::take(&mut self.engine);
         let histogram = engine.finish_and_list(&mut self.distances)?;
@@ -168,6 +183,7 @@ impl StreamSampler {
         let phase_count = self.phases.len();
         let mut phases = Vec::with_capacity(phase_count);
         for (index, phase) in self.phases.into_iter().enumerate() {
+            let start_access = end_access;
             end_access += phase.accesses;
             let is_last = index + 1 == phase_count;
             let mut parts = Vec::new();
@@ -178,6 +194,7 @@ impl StreamSampler {
             }
             let counted = (0..).zip(phase.counts).filter(|&(_, count)| count > 0);
             phases.push(StreamPhase {
+                core: core_timing_of(core, start_access, end_access),
                 instructions: phase.instructions,
                 cold_count: phase.cold_count,
                 distances: counted
@@ -287,7 +304,7 @@ mod tests {
         for some in all.chunks(push_len) {
             sampler.push(some.iter().copied()).unwrap();
         }
-        sampler.finish(64, 4096, false).unwrap()
+        sampler.finish(64, 4096, false, &[]).unwrap()
     }
 
     /// Is the sample the same however the stream is divided into pushes, for lengths around each doubling of the period?
@@ -337,6 +354,26 @@ mod tests {
                 .all(|access| access.distance == Some(4999))
         );
         assert_eq!(histogram.misses_at(4999), 1_000_000);
+    }
+
+    /// Does each part of the stream have the timing of the stretches that end in it, of the next one if none does, and the
+    /// whole all of them?
+    #[test]
+    fn parts_have_the_core_timing_of_their_stretches() {
+        let stretch = |end_record: u64| CoreStretch {
+            end_record,
+            timing: CoreTiming {
+                instructions: end_record,
+                ..CoreTiming::default()
+            },
+        };
+        let core = [10, 20, 90].map(stretch);
+        let instructions = |start, end| core_timing_of(&core, start, end).unwrap().instructions;
+        assert_eq!(instructions(0, 20), 30);
+        assert_eq!(instructions(20, 50), 90);
+        assert_eq!(instructions(90, 100), 90);
+        assert_eq!(instructions(0, 100), 120);
+        assert_eq!(core_timing_of(&[], 0, 100), None);
     }
 
     /// Does every distance lie in a bucket that ends at it or at most 1/32 above?

@@ -5,22 +5,23 @@
 //! access misses a cache of `s` lines if its stack distance is at least `s`, so no cache needs to be simulated. What is left
 //! is the core, in the window-centric form of interval simulation (Genbrugge, Eyerman and Eeckhout, HPCA 2010; Carlson et
 //! al., TACO 2014): instructions enter the window at the issue width, an access issues once the load that its address
-//! depends on has returned, and the window is full until its oldest load has. Each miss takes a register, and a line of the
+//! depends on has returned, and the window is full until its oldest load has. Between two misses an instruction takes what
+//! the recording says of its chains of dependences and mispredicted branches ([`cachemate_core::CoreTiming`]), on a machine
+//! that states what refilling the pipeline costs. Each miss takes a register, and a line of the
 //! bus. Loads of a line that is on its way wait for it. Prefetchers are those of the simulated machines
 //! ([`crate::prefetch`]), on the lines of the sample.
 //!
 //! For example, with a latency of 200 cycles a chase over memory overlaps one miss and takes 200 cycles for each, whereas
 //! four such chases, interleaved, overlap four and take 50.
 //!
-//! Properties: a walk depends on the sample, the machine and the size alone; between two misses an instruction takes its
-//! share of an issue slot, so dependences of arithmetic and mispredicted branches are not part of the cycles. What happens
-//! before a part of the sample is known by its distances only: its first accesses fill the window and train prefetchers.
+//! Properties: a walk depends on the sample, the machine and the size alone; on a machine that does not, and in order, an
+//! instruction takes its share of an issue slot. What happens before a part of the sample is known by its distances only: its first accesses fill the window and train prefetchers.
 
 use std::collections::VecDeque;
 
 use cachemate_core::{
-    CacheLevel, CacheSpec, CoreModel, FAR_DEPENDENCE, Inclusion, MachineSpec, PrefetcherSpec,
-    SampledAccess, StreamPhase, StreamSample, WARM_UP_ACCESSES,
+    CacheLevel, CacheSpec, CoreModel, CoreTiming, FAR_DEPENDENCE, Inclusion, MachineSpec,
+    PrefetcherSpec, SampledAccess, StreamPhase, StreamSample, WARM_UP_ACCESSES,
 };
 
 use crate::prefetch::Prefetcher;
@@ -39,6 +40,8 @@ pub struct WalkLevel {
 pub struct WalkMachine {
     /// Instructions per cycle.
     pub issue_width: f64,
+    /// Cycles of refilling the pipeline after a mispredicted branch; `None` if the issue width alone counts.
+    pub mispredict_cycles: Option<f64>,
     /// Instructions in flight; infinite in order, where a missing load blocks.
     pub window_instr: f64,
     /// Misses in flight.
@@ -177,6 +180,7 @@ impl WalkMachine {
             .min(memory.bytes_per_cycle);
         Some(WalkMachine {
             issue_width: f64::from(issue_width.max(1)),
+            mispredict_cycles: machine.mispredict_cycles.map(f64::from),
             window_instr: window,
             miss_registers: machine.pipeline.max_misses_in_flight().max(1) as usize,
             is_in_order,
@@ -192,6 +196,17 @@ impl WalkMachine {
             prefetchers: prefetchers.collect(),
             page_shift: (machine.pages.page_bytes / line_bytes).max(1).ilog2(),
         })
+    }
+
+    /// Returns the instructions per cycle between two misses.
+    fn instr_per_cycle(&self, core: Option<&CoreTiming>) -> f64 {
+        let timed_cycles = self.mispredict_cycles.and_then(|refill_cycles| {
+            core?.cycles_per_instr(self.issue_width, self.window_instr, refill_cycles)
+        });
+        match timed_cycles {
+            Some(cycles) if !self.is_in_order => 1.0 / cycles,
+            _ => self.issue_width,
+        }
     }
 
     /// Returns the lines of the largest private cache; 0 if there is none.
@@ -222,6 +237,7 @@ pub fn walk_phase(
     options: &WalkOptions,
 ) -> Vec<WalkCounts> {
     let mut recent = RecentLines::new();
+    let instr_per_cycle = machine.instr_per_cycle(phase.core.as_ref());
     let walk_part = |part: &Vec<SampledAccess>| {
         let mut threads: Vec<u32> = part.iter().map(|access| access.thread).collect();
         threads.sort_unstable();
@@ -230,6 +246,7 @@ pub fn walk_phase(
         for thread in threads {
             recent.clear();
             let mut walk = Walk::new(machine, options, sample.footprint_lines, &mut recent);
+            walk.instr_per_cycle = instr_per_cycle;
             let mut warm_up_counts = WalkCounts::default();
             for (index, access) in part.iter().enumerate() {
                 if index == WARM_UP_ACCESSES {
@@ -347,6 +364,8 @@ struct Walk<'a> {
     machine: &'a WalkMachine,
     options: &'a WalkOptions,
     footprint_lines: u64,
+    /// Instructions per cycle between two misses.
+    instr_per_cycle: f64,
     recent: &'a mut RecentLines,
     prefetchers: Vec<(usize, Prefetcher)>,
     counts: WalkCounts,
@@ -468,6 +487,7 @@ impl<'a> Walk<'a> {
             machine,
             options,
             footprint_lines,
+            instr_per_cycle: machine.issue_width,
             recent,
             prefetchers,
             counts: WalkCounts::default(),
@@ -584,15 +604,14 @@ impl<'a> Walk<'a> {
 
     /// Enters the instructions of an access into the window; returns the cycle at which the access has entered.
     fn enter_window(&mut self, gap: f64) -> f64 {
-        let width = self.machine.issue_width;
         self.instructions += gap;
-        let mut cycle = self.entry_cycle + gap / width;
+        let mut cycle = self.entry_cycle + gap / self.instr_per_cycle;
         while let Some(&(instruction, return_cycle)) = self.window.front() {
             let passed_instr = self.instructions - instruction - self.machine.window_instr;
             if passed_instr < 0.0 {
                 break;
             }
-            cycle = cycle.max(return_cycle + passed_instr / width);
+            cycle = cycle.max(return_cycle + passed_instr / self.instr_per_cycle);
             self.window.pop_front();
         }
         cycle

@@ -216,6 +216,8 @@ pub struct GroupMember {
     pub name: String,
     /// Misses per thousand instructions, alone on the cache; `None` if unknown.
     pub solo_mpki: Option<f64>,
+    /// Cycles per instruction, alone on the machine; `None` if the scheme does not predict it.
+    pub solo_cycles_per_instr: Option<f64>,
     /// Misses divided by accesses beside the other members; `None` if the scheme does not predict it.
     pub miss_ratio: Option<f64>,
     /// Misses per thousand instructions beside the other members; `None` if the scheme does not predict it.

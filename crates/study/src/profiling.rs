@@ -170,6 +170,7 @@ impl ProfilePass {
             target.line_bytes,
             header.page_bytes.max(target.line_bytes),
             header.has_dependences,
+            totals.map_or(&[], |totals| totals.core.as_slice()),
         )?;
         let distances: MeasuredDistances = match self.burst_distances {
             Some(burst_distances) => burst_distances.finish()?,

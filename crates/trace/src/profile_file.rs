@@ -584,6 +584,11 @@ mod tests {
             phases: vec![StreamPhase {
                 instructions: u64::MAX,
                 cold_count: 1,
+                core: Some(cachemate_core::CoreTiming {
+                    instructions: 3072,
+                    cycles: [5, 4, 3, 2, 1],
+                    mispredicted: 7,
+                }),
                 distances: vec![(0, 2), (7, u64::MAX)],
                 parts: vec![vec![
                     SampledAccess {

@@ -9,7 +9,7 @@ use std::num::NonZeroU16;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use cachemate_core::{
-    MEASURED_ACCESSES, SampledAccess, StreamPhase, StreamSample, WARM_UP_ACCESSES,
+    CoreTiming, MEASURED_ACCESSES, SampledAccess, StreamPhase, StreamSample, WARM_UP_ACCESSES,
 };
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -40,6 +40,8 @@ struct StoredSample {
 struct StoredPhase {
     instructions: u64,
     cold: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    core: Option<CoreTiming>,
     /// Distances and their counts, in base64.
     distances: String,
     /// Accesses of each part.
@@ -60,6 +62,7 @@ pub(crate) fn serialize<S: Serializer>(
         Ok(StoredPhase {
             instructions: phase.instructions,
             cold: phase.cold_count,
+            core: phase.core,
             distances: pack(&encode_distances(&phase.distances))?,
             parts: phase.parts.iter().map(Vec::len).collect(),
             accesses: pack(&encode_parts(&phase.parts))?,
@@ -141,6 +144,7 @@ fn decode_phase(phase: &StoredPhase) -> Result<StreamPhase, String> {
     Ok(StreamPhase {
         instructions: phase.instructions,
         cold_count: phase.cold,
+        core: phase.core,
         distances,
         parts,
     })
@@ -347,6 +351,7 @@ mod tests {
             phases: vec![StoredPhase {
                 instructions: 1,
                 cold: 0,
+                core: None,
                 distances: String::new(),
                 parts,
                 accesses: String::new(),

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use cachemate_core::{CpuId, SplitMix64, median};
+use cachemate_core::{CpuId, MachineSpec, SplitMix64, median};
 use cachemate_daemon::{end_with_parent, host};
 use cachemate_linux::sense::probes::PinnedThread;
 use clap::Args;
@@ -62,6 +62,19 @@ pub struct CorunBench {
     json: bool,
 }
 
+/// One program alone: what was forecast, and what was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct CorunSolo {
+    pub program: String,
+    /// Instructions of a run in user space.
+    pub instructions: f64,
+    /// Cycles per instruction.
+    pub forecast: f64,
+    /// User and system time beside the arithmetic loop in cycles of the calibrated clock, per instruction; the median over
+    /// rounds. `None` if the time ended before.
+    pub measured: Option<f64>,
+}
+
 /// One pair: what was forecast, and what was measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct CorunPair {
@@ -71,6 +84,8 @@ pub struct CorunPair {
     pub forecast: PercentInterval,
     /// Slowdown in percent with its 90 % bootstrap interval; `None` if the time ended before.
     pub measured: Option<PercentInterval>,
+    /// User and system seconds beside the arithmetic loop and beside the companion, by round.
+    pub rounds: Vec<[f64; 2]>,
     /// What slows the program down if its forecast is wrong: the resource that it needs most.
     pub cause: &'static str,
 }
@@ -97,7 +112,9 @@ const SETTLING_TIME: Duration = Duration::from_millis(250);
 const MAX_RUN_TIME: Duration = Duration::from_secs(60);
 /// Share of the time after which measuring ends.
 const MEASURING_SHARE: f64 = 0.95;
-const MAX_RECORDED_ACCESSES: &str = "24000000";
+/// Programs are recorded from start to end, because no part of a run is its mean: the first 24 million accesses of `zstd`
+/// clear its tables, and look like a stream. A run of half a second has some 500 million, and is recorded in ten seconds.
+const MAX_RECORDED_ACCESSES: &str = "2000000000";
 
 impl CorunBench {
     /// Forecasts, measures and reports.
@@ -117,7 +134,11 @@ impl CorunBench {
             command,
             stop: Arc::clone(stop),
         };
-        let cache_bytes = bench.shared_cache_bytes()?;
+        let machine = bench.calibrate()?;
+        let cache_bytes = machine
+            .last_level_cache()
+            .context("this host has no cache that CPUs share")?
+            .size_bytes;
         let mut generator = SplitMix64::new(self.seed);
         let set = CorunProgramSet::prepare(&bench, cache_bytes)?;
         let programs = set.choose(self.programs as usize, &mut generator);
@@ -127,7 +148,7 @@ impl CorunBench {
                 programs.len()
             );
         }
-        let forecasts = bench.forecast(&programs)?;
+        let (mut alone, forecasts) = bench.forecast(&programs)?;
         let mut pairs = choose_pairs(
             &programs,
             &forecasts,
@@ -143,7 +164,15 @@ impl CorunBench {
             );
         }
         bench.measure_pairs(&set, &programs, &mut pairs, deadline);
-        let report = CorunReport::new(pairs, start.elapsed(), self.seed);
+        for solo in &mut alone {
+            let times = pairs
+                .iter()
+                .filter(|pair| pair.program == solo.program)
+                .flat_map(|pair| pair.rounds.iter().map(|[alone, _]| *alone));
+            let time_s = median(&times.collect::<Vec<f64>>());
+            solo.measured = time_s.map(|time_s| time_s * machine.hertz as f64 / solo.instructions);
+        }
+        let report = CorunReport::new(alone, pairs, start.elapsed(), self.seed);
         report.print(self.json, self.out.as_deref())
     }
 }
@@ -167,6 +196,7 @@ fn choose_pairs(
                 beside: programs[column].name.clone(),
                 forecast: forecasts[row][column],
                 measured: None,
+                rounds: Vec::new(),
                 cause: program.cause,
             });
         }
@@ -184,17 +214,16 @@ pub struct CorunHost {
 }
 
 impl CorunHost {
-    fn shared_cache_bytes(&self) -> anyhow::Result<u64> {
+    fn calibrate(&self) -> anyhow::Result<MachineSpec> {
         let text = run_command(&self.command, &["topology", "--as-machine", "--measure"])?;
-        let machine = cachemate_spec::parse_machine("host", &text)?;
-        let cache = machine
-            .last_level_cache()
-            .context("this host has no cache that CPUs share")?;
-        Ok(cache.size_bytes)
+        Ok(cachemate_spec::parse_machine("host", &text)?)
     }
 
-    /// Records the programs and forecasts the slowdown of each beside each.
-    fn forecast(&self, programs: &[CorunProgram]) -> anyhow::Result<Vec<Vec<PercentInterval>>> {
+    /// Records the programs and forecasts each alone, and the slowdown of each beside each.
+    fn forecast(
+        &self,
+        programs: &[CorunProgram],
+    ) -> anyhow::Result<(Vec<CorunSolo>, Vec<Vec<PercentInterval>>)> {
         let mut files = Vec::new();
         for program in programs {
             eprintln!("recording {}", program.name);
@@ -228,7 +257,26 @@ impl CorunHost {
             };
             (0..programs.len()).map(interval).collect()
         };
-        (0..programs.len()).map(row_of).collect()
+        let forecasts: Vec<_> = (0..programs.len())
+            .map(row_of)
+            .collect::<anyhow::Result<_>>()?;
+        let solo_of = |(index, program): (usize, &CorunProgram)| {
+            let number = |value: &serde_json::Value, name: &str| {
+                value
+                    .as_f64()
+                    .with_context(|| format!("{name} of {}: found no number", program.name))
+            };
+            let member = &value["group"]["members"][index]["solo_cycles_per_instr"];
+            let instructions = &value["programs"][index]["instructions"];
+            Ok(CorunSolo {
+                program: program.name.clone(),
+                instructions: number(instructions, "instructions")?,
+                forecast: number(member, "solo_cycles_per_instr")?,
+                measured: None,
+            })
+        };
+        let alone = programs.iter().enumerate().map(solo_of);
+        Ok((alone.collect::<anyhow::Result<_>>()?, forecasts))
     }
 
     fn is_stopped(&self, deadline: Instant) -> bool {
@@ -256,8 +304,10 @@ impl CorunHost {
             let left = deadline.saturating_duration_since(Instant::now());
             let own_deadline = Instant::now() + left / (programs.len() - index) as u32;
             let mut own: Vec<MeasuredCompanion<'_>> = (0..pairs.len())
-                .filter(|&at| pairs[at].program == program.name)
-                .filter_map(|at| Some(MeasuredCompanion::new(at, find(&pairs[at].beside)?)))
+                .filter(|&index| pairs[index].program == program.name)
+                .filter_map(|index| {
+                    Some(MeasuredCompanion::new(index, find(&pairs[index].beside)?))
+                })
                 .collect();
             for round in 0..MAX_ROUNDS {
                 let is_over = self.is_stopped(own_deadline) && round >= MIN_ROUNDS;
@@ -273,7 +323,9 @@ impl CorunHost {
                 }
             }
             for companion in own {
-                pairs[companion.at].measured = companion.slowdown();
+                let pair = &mut pairs[companion.index];
+                pair.measured = companion.slowdown();
+                pair.rounds = companion.rounds;
             }
         }
     }
@@ -296,15 +348,15 @@ impl CorunHost {
 
         let mut times = vec![0.0; beside.len()];
         for turn in 0..beside.len() {
-            let at = if is_reversed {
+            let index = if is_reversed {
                 beside.len() - 1 - turn
             } else {
                 turn
             };
-            times[at] = self.time_beside(program, beside[at])?;
+            times[index] = self.time_beside(program, beside[index])?;
         }
         for (companion, time) in wide.iter_mut().zip(&times[1..]) {
-            companion.ratios.push(time / times[0]);
+            companion.rounds.push([times[0], *time]);
         }
         Ok(())
     }
@@ -369,25 +421,30 @@ impl CorunHost {
     }
 }
 
-/// A companion of the program that is measured, with the program's time beside it over that beside the spinner by round.
+/// A companion of the program that is measured, with the program's times beside the spinner and beside it by round.
 struct MeasuredCompanion<'a> {
     /// Index of the pair.
-    at: usize,
+    index: usize,
     workload: &'a CorunProgram,
-    ratios: Vec<f64>,
+    rounds: Vec<[f64; 2]>,
 }
 
 impl<'a> MeasuredCompanion<'a> {
-    fn new(at: usize, workload: &'a CorunProgram) -> Self {
+    fn new(index: usize, workload: &'a CorunProgram) -> Self {
         MeasuredCompanion {
-            at,
+            index,
             workload,
-            ratios: Vec::new(),
+            rounds: Vec::new(),
         }
     }
 
     fn slowdown(&self) -> Option<PercentInterval> {
-        slowdown_interval(&self.ratios, self.at as u64)
+        let ratios: Vec<f64> = self
+            .rounds
+            .iter()
+            .map(|[alone, beside]| beside / alone)
+            .collect();
+        slowdown_interval(&ratios, self.index as u64)
     }
 
     fn is_narrow(&self) -> bool {
@@ -532,7 +589,7 @@ mod tests {
         let mut rounds = 0;
         while !companion.is_narrow() {
             let noise = generator.draw_below(1000) as f64 / 1000.0 - 0.5;
-            companion.ratios.push(1.1 + 0.3 * noise);
+            companion.rounds.push([1.0, 1.1 + 0.3 * noise]);
             rounds += 1;
         }
         let slowdown = companion.slowdown().unwrap();

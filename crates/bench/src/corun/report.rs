@@ -6,12 +6,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
-use cachemate_core::nearest_rank;
+use cachemate_core::{median, nearest_rank};
 use cachemate_report::Table;
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, Series};
 use serde::Serialize;
 
-use super::{CorunPair, MAX_MEASURED_WIDTH, PercentInterval};
+use super::{CorunPair, CorunSolo, MAX_MEASURED_WIDTH, PercentInterval};
 
 /// Goals: mean error and 90th percentile in points, rank correlation, and coverage of the 90 % intervals.
 const MEAN_GOAL: f64 = 7.0;
@@ -32,6 +32,7 @@ pub struct CorunReport {
     not_measurable: usize,
     /// Mean error and number of pairs by cause.
     by_cause: BTreeMap<&'static str, (f64, usize)>,
+    alone: Vec<CorunSolo>,
     pairs: Vec<CorunPair>,
 }
 
@@ -114,7 +115,7 @@ fn kendall(pairs: &[(PercentInterval, PercentInterval)]) -> f64 {
 }
 
 impl CorunReport {
-    pub fn new(pairs: Vec<CorunPair>, elapsed: Duration, seed: u64) -> Self {
+    pub fn new(alone: Vec<CorunSolo>, pairs: Vec<CorunPair>, elapsed: Duration, seed: u64) -> Self {
         let read_line = |path: &str| {
             cachemate_files::read_text_limited(Path::new(path), 1 << 16)
                 .unwrap_or_default()
@@ -150,6 +151,7 @@ impl CorunReport {
                 .into_iter()
                 .map(|(cause, errors)| (cause, mean(errors)))
                 .collect(),
+            alone,
             pairs,
         }
     }
@@ -216,6 +218,7 @@ impl CorunReport {
             "{} pairs are not measurable here (interval wider than {MAX_MEASURED_WIDTH} points, or not reached)\n",
             self.not_measurable
         );
+        text += &self.solo_text();
         for (cause, (error, count)) in &self.by_cause {
             text += &format!("{cause}: mean error {error:.1} points over {count} pairs\n");
         }
@@ -226,6 +229,32 @@ impl CorunReport {
             Some(summary) => text += &summary.text(),
         }
         text
+    }
+
+    /// Returns the table of programs alone, and the mean error of their cycles per instruction.
+    fn solo_text(&self) -> String {
+        let mut table = Table::from_header(
+            "program alone | > million instructions | > CPI forecast | > CPI measured | > error",
+        );
+        let mut errors = Vec::new();
+        for solo in &self.alone {
+            let error = solo
+                .measured
+                .map(|measured| 100.0 * (solo.forecast / measured - 1.0));
+            errors.extend(error.map(f64::abs));
+            table.add_row([
+                solo.program.clone(),
+                format!("{:.0}", 1e-6 * solo.instructions),
+                format!("{:.2}", solo.forecast),
+                solo.measured
+                    .map_or("-".to_string(), |measured| format!("{measured:.2}")),
+                error.map_or("-".to_string(), |error| format!("{error:+.0} %")),
+            ]);
+        }
+        let summary = median(&errors).map_or(String::new(), |error| {
+            format!("cycles per instruction alone: median error {error:.0} %\n")
+        });
+        table.text() + &summary
     }
 
     /// Returns a scatter plot of forecasts and measurements.
@@ -313,6 +342,7 @@ mod tests {
             beside: "b".to_string(),
             forecast: interval(forecast, 3.0),
             measured,
+            rounds: Vec::new(),
             cause: "cache",
         }
     }
@@ -327,7 +357,7 @@ mod tests {
             pair(500.0, Some(interval(0.0, 30.0))),
             pair(500.0, None),
         ];
-        let report = CorunReport::new(pairs, Duration::from_secs(1), 1);
+        let report = CorunReport::new(Vec::new(), pairs, Duration::from_secs(1), 1);
         let summary = report.summary.unwrap();
         assert_eq!((summary.pairs, report.not_measurable), (3, 2));
         assert!((summary.mean_error_points - 22.0 / 3.0).abs() < 1e-9);

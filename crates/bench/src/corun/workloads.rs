@@ -43,6 +43,9 @@ const KERNELS: [(&str, u64, &str); 7] = [
 const SIZES: [(&str, f64); 3] = [("below", 0.3), ("near", 0.9), ("above", 4.0)];
 /// Aimed time of a run.
 const RUN_SECONDS: f64 = 0.5;
+/// Shortest trial from which the work of a run is known, and its most units.
+const MIN_TRIAL_SECONDS: f64 = 0.15;
+const MAX_TRIAL_UNITS: u64 = 1 << 40;
 /// Work of a companion, as a multiple of a run.
 const ENDLESS_FACTOR: u64 = 10_000;
 
@@ -64,11 +67,15 @@ impl CorunProgramSet {
                 .to_vec()
         };
         let sized = |kind: &str, name: String, bytes: u64, first_units: u64, cause| {
-            let mut times = [0.0; 2];
-            for (time, factor) in times.iter_mut().zip([1, 4]) {
-                *time = host.time_alone(&kernel(kind, bytes, factor * first_units))?;
+            // A trial shorter than a burst of other guests would say nothing.
+            let mut trial_units = first_units;
+            let mut time = host.time_alone(&kernel(kind, bytes, trial_units))?;
+            while time < MIN_TRIAL_SECONDS && trial_units < MAX_TRIAL_UNITS {
+                trial_units *= 4;
+                time = host.time_alone(&kernel(kind, bytes, trial_units))?;
             }
-            let unit_seconds = ((times[1] - times[0]) / (3.0 * first_units as f64)).max(1e-11);
+            let start_time = host.time_alone(&kernel(kind, bytes, trial_units / 4))?;
+            let unit_seconds = ((time - start_time) / (0.75 * trial_units as f64)).max(1e-11);
             let units = (RUN_SECONDS / unit_seconds) as u64 + 1;
             anyhow::Ok(CorunProgram {
                 name,

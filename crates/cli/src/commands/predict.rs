@@ -157,7 +157,7 @@ fn group_table(group: &GroupForecast) -> String {
         .map(|ratio| format!(", miss ratio {}", format_percent(ratio, 2)))
         .unwrap_or_default();
     let mut table = Table::from_header(
-        "program | > miss ratio | > MPKI alone | > MPKI in the group | > slowdown",
+        "program | > CPI alone | > miss ratio | > MPKI alone | > MPKI in the group | > slowdown",
     );
     for member in &group.members {
         let range = member
@@ -165,6 +165,11 @@ fn group_table(group: &GroupForecast) -> String {
             .map_or(String::new(), |range| format!(" ({})", range.describe()));
         table.add_row([
             member.name.clone(),
+            value_or_dash(
+                member
+                    .solo_cycles_per_instr
+                    .map(|cycles| format_fixed(cycles, 2)),
+            ),
             value_or_dash(member.miss_ratio.map(|ratio| format_percent(ratio, 2))),
             value_or_dash(member.solo_mpki.map(format_number)),
             value_or_dash(member.mpki.map(format_number)),

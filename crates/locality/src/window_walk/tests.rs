@@ -6,6 +6,7 @@ const LATENCY: f64 = 200.0;
 fn sample_walk_machine() -> WalkMachine {
     WalkMachine {
         issue_width: 1.0,
+        mispredict_cycles: None,
         window_instr: 96.0,
         miss_registers: 16,
         is_in_order: false,
@@ -93,6 +94,47 @@ fn chases_overlap_as_many_misses_as_there_are() {
             "{chases} chases: {found}"
         );
     }
+}
+
+/// Do instructions between misses take the cycles of their chains and branches, if the machine states what refilling the
+/// pipeline costs, and their share of the issue width otherwise or in order?
+#[test]
+fn instructions_between_misses_take_the_time_of_their_chains() {
+    let hit = SampledAccess {
+        distance: Some(0),
+        gap: 10,
+        ..SampledAccess::default()
+    };
+    let phase = StreamPhase {
+        core: Some(CoreTiming {
+            instructions: 1000,
+            cycles: [1500; cachemate_core::CORE_WINDOWS.len()],
+            mispredicted: 50,
+        }),
+        parts: vec![vec![hit; 1000]],
+        ..StreamPhase::default()
+    };
+    let cycles_on = |machine: &WalkMachine| {
+        let counts = sum_counts(&walk_phase(
+            &StreamSample::default(),
+            &phase,
+            machine,
+            &OPTIONS,
+        ));
+        counts.cycles / counts.instructions
+    };
+    let issuing = sample_walk_machine();
+    assert!((cycles_on(&issuing) - 1.0).abs() < 1e-9);
+    let stating = WalkMachine {
+        mispredict_cycles: Some(20.0),
+        ..issuing.clone()
+    };
+    assert!((cycles_on(&stating) - (1.5 + 0.05 * 20.0)).abs() < 1e-9);
+    let in_order = WalkMachine {
+        is_in_order: true,
+        ..stating
+    };
+    assert!((cycles_on(&in_order) - 1.0).abs() < 1e-9);
 }
 
 /// Does a window that ends before the next miss overlap none, and does a core that runs in order overlap none either?

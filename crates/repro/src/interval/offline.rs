@@ -18,7 +18,7 @@ use crate::run_request;
 use crate::setup::{WorkloadJob, failed};
 use crate::work::InstructionRange;
 use crate::{ExperimentContext, ReproError, mean};
-use cachemate_forecast::{TimedProgram, forecast_together, solo_mpki};
+use cachemate_forecast::{ForecastResult, TimedProgram, forecast_alone, forecast_together};
 
 /// Two cores per cache behind a front-side bus, and four on a larger one.
 pub const MACHINES: [&str; 2] = ["xeon-x5365-4", "opteron-2350"];
@@ -150,8 +150,8 @@ pub fn score_offline(
         })?;
         let solo_mpkis: Vec<f64> = timed_programs
             .iter()
-            .map(|program| solo_mpki(&bench.machine, program))
-            .collect::<Result<_, _>>()?;
+            .map(|program| Ok(forecast_alone(&bench.machine, program)?.mpki))
+            .collect::<ForecastResult<_>>()?;
         let timed_position = |index: usize| {
             used_recordings
                 .iter()

@@ -4,11 +4,13 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 
+use cachemate_core::{CoreStretch, CoreTiming};
+
 use crate::cmt::{u32_at, u64_at};
 use crate::{AccessRecord, FilePosition, ProcessTotals, ThreadTotals, TraceError, TraceTotals};
 
-const CHUNK_MAGIC: u32 = 0x324b_4d43;
-pub(super) const HEADER_BYTES: usize = 48;
+const CHUNK_MAGIC: u32 = 0x334b_4d43;
+pub(super) const HEADER_BYTES: usize = 72;
 const MAX_PAYLOAD_BYTES: usize = 4096 - HEADER_BYTES;
 /// Bytes of a record: two numbers, the dependence and the site.
 const MIN_RECORD_BYTES: usize = 2 + 1 + 2;
@@ -23,6 +25,8 @@ pub(super) const PROCESS_SHIFT: u32 = 48;
 const MAX_PROCESSES: usize = 1 << 16;
 const MAX_THREADS: usize = 1 << 20;
 const MAX_BURSTS: usize = 1 << 20;
+/// Stretches of core timing; if there are twice as many, neighbors merge.
+const CORE_STRETCHES: usize = 64;
 
 /// Turns chunks into records with dense threads and processes, and computes totals.
 #[derive(Default)]
@@ -37,6 +41,7 @@ pub(super) struct ChunkDecoder {
     record_count: u64,
     /// Number of the first record of each burst.
     bursts: Vec<u64>,
+    core: Vec<CoreStretch>,
     pub(super) is_max_reached: bool,
     /// Whether a process has reported its end. A process that replaced itself by another program does not.
     pub(super) has_reported_end: bool,
@@ -52,6 +57,7 @@ struct ChunkHeader {
     records: u32,
     flags: u32,
     os_thread: u32,
+    core: CoreTiming,
 }
 
 impl ChunkDecoder {
@@ -100,7 +106,7 @@ impl ChunkDecoder {
         if u32_at(bytes, 0) != CHUNK_MAGIC {
             return self.chunk_error(
                 format!("'{}'", bytes[..4].escape_ascii()),
-                "'CMK2', a chunk",
+                "'CMK3', a chunk",
             );
         }
         let head = ChunkHeader {
@@ -112,12 +118,17 @@ impl ChunkDecoder {
             records: u32_at(bytes, 32),
             flags: u32_at(bytes, 36),
             os_thread: u32_at(bytes, 40),
+            core: CoreTiming {
+                instructions: u64::from(u32_at(bytes, 44)),
+                cycles: std::array::from_fn(|window| u64::from(u32_at(bytes, 48 + 4 * window))),
+                mispredicted: u64::from(u32_at(bytes, 68)),
+            },
         };
         if head.payload_bytes > MAX_PAYLOAD_BYTES
             || head.records as usize * MIN_RECORD_BYTES > head.payload_bytes
         {
             let found = format!("{} records in {} bytes", head.records, head.payload_bytes);
-            let expected = "at most 4048 bytes, five or more a record";
+            let expected = "at most 4024 bytes, five or more a record";
             return self.chunk_error(found, expected);
         }
         Ok(head)
@@ -158,7 +169,28 @@ impl ChunkDecoder {
         totals.os_thread = totals
             .os_thread
             .or((head.os_thread != 0).then_some(head.os_thread));
-        self.decode_records(head.records, process, thread, payload, records)
+        self.decode_records(head.records, process, thread, payload, records)?;
+        self.add_core_timing(head.core);
+        Ok(())
+    }
+
+    /// Adds what the records up to here have told, so that a recording of any length has a bounded number of stretches.
+    fn add_core_timing(&mut self, timing: CoreTiming) {
+        if timing.instructions == 0 {
+            return;
+        }
+        if self.core.len() == 2 * CORE_STRETCHES {
+            let merge = |pair: &[CoreStretch]| {
+                let mut merged = pair[1];
+                merged.timing.add(&pair[0].timing);
+                merged
+            };
+            self.core = self.core.chunks_exact(2).map(merge).collect();
+        }
+        self.core.push(CoreStretch {
+            end_record: self.record_count,
+            timing,
+        });
     }
 
     fn add_process(&mut self, pid: u32, payload: &[u8]) -> Result<(), TraceError> {
@@ -292,6 +324,7 @@ impl ChunkDecoder {
             threads: self.threads.clone(),
             processes: self.processes.clone(),
             bursts: self.bursts.clone(),
+            core: self.core.clone(),
             ..TraceTotals::default()
         }
     }
@@ -317,6 +350,8 @@ mod tests {
     use super::*;
 
     const OS_THREAD: u32 = 4711;
+    /// Instructions, cycles by window, and mispredicted branches of each chunk.
+    const CORE_WORDS: [u32; 7] = [3072, 900, 800, 700, 600, 500, 9];
 
     fn chunk_bytes(pid: u32, thread: u32, records: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -326,7 +361,7 @@ mod tests {
         for long in [100u64, 10] {
             bytes.extend_from_slice(&long.to_le_bytes());
         }
-        for word in [records, flags, OS_THREAD, 0] {
+        for word in [records, flags, OS_THREAD].into_iter().chain(CORE_WORDS) {
             bytes.extend_from_slice(&word.to_le_bytes());
         }
         bytes.extend_from_slice(payload);
@@ -395,6 +430,16 @@ mod tests {
             (Some(200), Some(20))
         );
         assert_eq!(totals.processes[0].command, ["/bin/a", "x"]);
+        let timing = CoreTiming {
+            instructions: 3072,
+            cycles: [900, 800, 700, 600, 500],
+            mispredicted: 9,
+        };
+        let ends = [2, 3, 3];
+        assert_eq!(
+            totals.core,
+            ends.map(|end_record| CoreStretch { end_record, timing })
+        );
         assert!(decoder.is_max_reached);
         let thread_ids: Vec<_> = totals
             .threads
@@ -404,6 +449,36 @@ mod tests {
         assert_eq!(
             thread_ids,
             [(Some(0), Some(OS_THREAD)), (Some(3), Some(OS_THREAD))]
+        );
+    }
+
+    /// Do stretches of core timing merge when there are many, without losing any?
+    #[test]
+    fn stretches_of_core_timing_merge_without_loss() {
+        let mut decoder = ChunkDecoder::new(false);
+        for chunk in 1..=1000 {
+            decoder.record_count = 10 * chunk;
+            decoder.add_core_timing(CoreTiming {
+                instructions: 3072,
+                cycles: [5 * chunk; 5],
+                mispredicted: chunk,
+            });
+        }
+        let stretches = decoder.totals().core;
+        assert!(stretches.len() <= 2 * CORE_STRETCHES, "{}", stretches.len());
+        assert!(stretches.is_sorted_by_key(|stretch| stretch.end_record));
+        assert_eq!(
+            stretches.last().map(|stretch| stretch.end_record),
+            Some(10_000)
+        );
+        let mut sum = CoreTiming::default();
+        stretches
+            .iter()
+            .for_each(|stretch| sum.add(&stretch.timing));
+        let all = 1000 * 1001 / 2;
+        assert_eq!(
+            (sum.instructions, sum.cycles, sum.mispredicted),
+            (3_072_000, [5 * all; 5], all)
         );
     }
 

@@ -2,6 +2,8 @@ use std::num::NonZeroU16;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use cachemate_core::CoreTiming;
+
 use super::*;
 use crate::CmtReader;
 
@@ -325,6 +327,114 @@ fn an_address_names_the_load_from_which_it_was_computed() {
             .all(|count| (32_000..33_000).contains(count)),
         "{busy_sites:?}"
     );
+}
+
+/// Loops of which the cycles and the mispredicted branches follow from their code: six dependent multiplications, twice three
+/// that do not wait for each other, a counter in memory, and a branch on a bit of a generator or on every second step.
+const CORE_SOURCE: &str = r#"
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+int main(int count, char **words) {
+    const char *kind = words[1];
+    uint64_t n = 20000000, a = 3, b = 5;
+    volatile uint64_t taken = 0;
+    if (!strcmp(kind, "chain"))
+        for (uint64_t i = 0; i < n; i++)
+            __asm__ volatile("imul %0,%0\n imul %0,%0\n imul %0,%0\n imul %0,%0\n imul %0,%0\n imul %0,%0" : "+r"(a));
+    else if (!strcmp(kind, "two-chains"))
+        for (uint64_t i = 0; i < n; i++)
+            __asm__ volatile("imul %0,%0\n imul %1,%1\n imul %0,%0\n imul %1,%1\n imul %0,%0\n imul %1,%1"
+                             : "+r"(a), "+r"(b));
+    else if (!strcmp(kind, "memory"))
+        for (uint64_t i = 0; i < n; i++)
+            taken++;
+    else if (!strcmp(kind, "random"))
+        for (uint64_t i = 0; i < n; i++) {
+            a = a * 6364136223846793005u + 1442695040888963407u;
+            if (a >> 63) __asm__ volatile("nop; nop" ::: "memory");
+        }
+    else
+        for (uint64_t i = 0; i < n; i++) {
+            a = a * 6364136223846793005u + 1442695040888963407u;
+            if (i & 1) __asm__ volatile("nop; nop" ::: "memory");
+        }
+    return (int)((a + b) & 0);
+}
+"#;
+
+/// Do loops take the cycles of their chains, and are branches on random bits mispredicted half of the time, those that
+/// alternate hardly ever?
+#[test]
+fn instructions_take_the_cycles_of_their_chains_and_branches() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile_program(dir.path(), CORE_SOURCE);
+    let timing_of = |kind: &str| {
+        let out = dir.path().join(format!("{kind}.cmt"));
+        run(&quiet_recorder(
+            vec![program.clone(), kind.to_string()],
+            &out,
+        ));
+        let mut timing = CoreTiming::default();
+        let totals = read(&out).1;
+        totals
+            .core
+            .iter()
+            .for_each(|stretch| timing.add(&stretch.timing));
+        assert!(timing.instructions > 100_000, "{kind}: {timing:?}");
+        timing
+    };
+    // Of 8 instructions a round (six, and two that count), a chain of 18 cycles, and two of 9 beside each other.
+    let per_round = |timing: &CoreTiming, instructions: f64, window: usize| {
+        timing.cycles[window] as f64 / timing.instructions as f64 * instructions
+    };
+    let assert_near = |found: f64, expected: f64, subject: &str| {
+        assert!(
+            (found / expected - 1.0).abs() < 0.1,
+            "{subject}: {found}, expected {expected}"
+        );
+    };
+    for (kind, cycles) in [("chain", 18.0), ("two-chains", 9.0)] {
+        let timing = timing_of(kind);
+        assert_near(per_round(&timing, 8.0, 2), cycles, kind);
+        assert!(
+            timing.mispredicted * 1000 < timing.instructions,
+            "{timing:?}"
+        );
+    }
+    // The store hands its value to the next round's load: five cycles, and one for the sum.
+    let timing = timing_of("memory");
+    let cycles_per_instr = timing.cycles[4] as f64 / timing.instructions as f64;
+    assert!((1.0..2.5).contains(&cycles_per_instr), "{timing:?}");
+
+    let random = timing_of("random");
+    let alternating = timing_of("alternating");
+    let per_kilo =
+        |timing: &CoreTiming| 1000.0 * timing.mispredicted as f64 / timing.instructions as f64;
+    // One branch in five to eight instructions is random.
+    assert!((55.0..110.0).contains(&per_kilo(&random)), "{random:?}");
+    assert!(per_kilo(&alternating) < 2.0, "{alternating:?}");
+}
+
+/// Does a loop that jumps to itself, whose translation runs on after it was discarded, survive the approach to the end of
+/// the window, with as many accesses as were asked for?
+#[test]
+fn a_loop_that_jumps_to_itself_survives_the_end_of_the_window() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = "static double a[1 << 20], b[1 << 20];\n\
+        int main(void) { double *volatile from = a, *volatile to = b; double sum = 0;\n\
+        for (int pass = 0; pass < 24; pass++) { double *x = from, *y = to;\n\
+        for (long i = 0; i < 1 << 20; i++) y[i] += 3 * x[i];\n sum += y[pass]; }\n\
+        return sum < 0; }\n";
+    let program = compile_program(dir.path(), source);
+    let out = dir.path().join("loop.cmt");
+    let recorder = Recorder {
+        max_accesses: Some(40_000_000),
+        ..quiet_recorder(vec![program], &out)
+    };
+    let summary = run(&recorder);
+    assert_eq!(summary.recording_end, RecordingEnd::Exit(0));
+    assert_eq!(read(&out).1.program_accesses, Some(40_000_000));
 }
 
 /// Do the numbers in the order of creation and the kernel's ids belong to the same threads, whichever makes records

@@ -28,6 +28,8 @@ const ASSUMED_REMOTE_NS: f64 = 190.0;
 const MEMORY_BYTES_PER_S_PER_CORE: f64 = 4e9;
 /// Misses that a core overlaps, if not measured.
 const ASSUMED_OVERLAP: u32 = 24;
+/// Of Zen 4 (13) to Golden Cove (17) by their optimization guides, and what decoding adds.
+const ASSUMED_MISPREDICT_CYCLES: u32 = 17;
 /// Share of the latency that prefetchers must hide for a stride to count as detected.
 const DETECTED_SHARE: f64 = 0.5;
 
@@ -219,7 +221,7 @@ pub fn build_machine(
     );
     sources.add(
         KeySource::measured(calibration),
-        "memory.local_latency_cycles, memory.bytes_per_cycle, pipeline.mshrs, prefetchers",
+        "memory.local_latency_cycles, memory.bytes_per_cycle, pipeline.mshrs, mispredict_cycles, prefetchers",
     );
     Ok(MachineSpec {
         name: name.to_string(),
@@ -229,6 +231,9 @@ pub fn build_machine(
         packages: packages.len() as u32,
         cores_per_package: cores_per_package as u32,
         contexts_per_core,
+        mispredict_cycles: Some(calibration.map_or(ASSUMED_MISPREDICT_CYCLES, |host| {
+            cycles_of(host.mispredict_ns.value).clamp(1, 1000)
+        })),
         pipeline: CoreModel::OutOfOrder {
             issue_width: 6,
             window: 320,
@@ -724,6 +729,7 @@ mod tests {
             (75, Some(0.2), Some(0.9))
         );
         assert_eq!(machine.memory.local_latency_cycles, 420);
+        assert_eq!(machine.mispredict_cycles, Some(18));
         assert!(matches!(
             machine.pipeline,
             CoreModel::OutOfOrder { mshrs: 14, .. }
@@ -731,6 +737,7 @@ mod tests {
         let measured = &machine.sources[0];
         for key in [
             "hertz",
+            "mispredict_cycles",
             "stream_insertion and co_runner_insertion of L3",
             "size_bytes of L3",
             "latency_cycles of L2",

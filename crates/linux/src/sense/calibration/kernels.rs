@@ -121,6 +121,21 @@ fn prefer_huge_pages(lines: &Vec<MemoryLine>) {
     }
 }
 
+/// Makes this many draws, and branches on a bit of each: at random with the highest bit, which the branch predictor gets
+/// wrong every second time, and never with `bit` 0. The draws do not wait for the branches.
+pub fn branch(steps: u64, bit: u64, seed: u64) {
+    let (mut state, bit) = (seed, black_box(bit));
+    let mut taken = 0u64;
+    for _ in 0..steps {
+        state = state.wrapping_mul(MULTIPLIER).wrapping_add(INCREMENT);
+        if state & bit != 0 {
+            // What the compiler cannot see through, so that the branch stays one.
+            black_box(&mut taken);
+        }
+    }
+    black_box((state, taken));
+}
+
 /// Does this many dependent multiplications, with an exclusive or between them, so that the compiler cannot regroup them.
 pub fn multiply(steps: u64) {
     let (mut product, factor) = (black_box(3u64), black_box(5u64));

@@ -21,7 +21,7 @@ use cachemate_core::{Cache, CacheLevel, CpuId, Estimate, Topology, quantile};
 use serde::{Deserialize, Serialize};
 
 use self::analysis::{LatencyFit, WalkBesideCoRunner, co_runner_insertion, fit_latencies};
-use self::kernels::{LineBuffer, MULTIPLICATION_CYCLES, multiply};
+use self::kernels::{LineBuffer, MULTIPLICATION_CYCLES, branch, multiply};
 use super::probes::pinned::{PinnedThread, thread_time_ns};
 
 mod analysis;
@@ -43,6 +43,8 @@ pub struct HostCalibration {
     pub calmness: Calmness,
     /// Clock of a busy core; `None` where no loop of known length exists.
     pub clock_hertz: Option<Estimate>,
+    /// Time from a mispredicted branch to the first instruction of the right path.
+    pub mispredict_ns: Estimate,
     /// Latencies of the private caches.
     pub private_latencies: Vec<LevelLatency>,
     /// Level of the shared cache.
@@ -338,6 +340,7 @@ pub fn measure_host(
     let _thread = pinned(part.cpus[0])?;
     let mut sampler = Sampler::default();
     let clock_hertz = measure_clock(&mut sampler)?;
+    let mispredict_ns = measure_mispredict(&mut sampler)?;
     let mut buffer = LineBuffer::new(bytes);
     let latencies = measure_latencies(&mut sampler, &part, &buffer, clock_hertz)?;
     let memory_bytes = latencies.memory_bytes(buffer.bytes());
@@ -419,6 +422,7 @@ pub fn measure_host(
             is_busy: drift > MARKED_DRIFT || disturbed_share > MARKED_DISTURBANCE,
         },
         clock_hertz,
+        mispredict_ns,
         private_latencies: latencies.private.clone(),
         shared_level: part.shared.level,
         shared_bytes: latencies.fitted(|fit| fit.cache_bytes),
@@ -444,6 +448,19 @@ fn measure_clock(sampler: &mut Sampler) -> Result<Option<Estimate>, CalibrationE
     }
     let ns = sampler.time_per_unit(&mut |_, steps| multiply(steps))?;
     Ok(Some(scaled(ns, |ns| MULTIPLICATION_CYCLES / ns * 1e9)))
+}
+
+/// Returns the cost of a mispredicted branch: twice what a random branch costs more than one that is never taken.
+fn measure_mispredict(sampler: &mut Sampler) -> Result<Estimate, CalibrationError> {
+    let [random, steady] =
+        [1 << 63, 0].map(|bit| sampler.time_per_unit(&mut |seed, steps| branch(steps, bit, seed)));
+    let (random, steady) = (random?, steady?);
+    let cost = |random: f64, steady: f64| (2.0 * (random - steady)).max(0.0);
+    Ok(Estimate {
+        value: cost(random.value, steady.value),
+        low: cost(random.low, steady.high),
+        high: cost(random.high, steady.low),
+    })
 }
 
 /// Latencies by size, and what follows from them.
@@ -836,6 +853,16 @@ mod tests {
             error.to_string().starts_with("caches: found 0 caches"),
             "{error}"
         );
+    }
+
+    /// Does a branch that nobody can predict cost more than one that is never taken?
+    #[test]
+    fn a_random_branch_costs_more_than_a_steady_one() {
+        match measure_mispredict(&mut Sampler::default()) {
+            // Emulated processors predict nothing.
+            Ok(cost) => assert!(cost.low <= cost.value && cost.value < 1000.0, "{cost:?}"),
+            Err(error) => assert!(matches!(error, CalibrationError::Busy(_)), "{error}"),
+        }
     }
 
     /// Does a loop's time not depend on the number of steps, so that a sample is a rate?

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests the gang scheduler on sched_ext (schedulers/gangs) under a real kernel on a modeled machine: does it attach,
-# take turns as planned, keep its bound, and is everything restored after it is killed? docs/gang-results.md has the
+# take turns as planned, keep its bound, and is everything restored after it is killed? docs/evidence/2026-11.md has the
 # results.
 # Needs the prerequisites of lab/modeled.sh, and cargo, clang 18 or later, libelf and zlib to build the scheduler. If
 # one of them is not available, it prints NOT RUN and exits with 0.

@@ -12,10 +12,7 @@ use std::path::{Path, PathBuf};
 /// Path of a file's module; empty for the crate's root.
 type Module = Vec<String>;
 
-/// Cycles that are allowed, each given by a file, with the reason.
-const ALLOWED_CYCLES: &[(&str, &str, &str)] = &[];
-
-/// Adds a complaint for each cycle of a crate, and for each entry of [`ALLOWED_CYCLES`] that no longer exists.
+/// Adds a complaint for each cycle of a crate.
 ///
 /// # Errors
 /// The tree cannot be read.
@@ -26,38 +23,12 @@ pub fn check(
     complaints: &mut Vec<String>,
 ) -> io::Result<()> {
     let edges = file_edges(src, files)?;
-    let cycles = find_cycles(&edges);
-    let module_name = |module: &Module| module.join("/");
-    let listed_files: Vec<&str> = ALLOWED_CYCLES
-        .iter()
-        .filter(|(owner, ..)| *owner == crate_name)
-        .map(|(_, file, _)| *file)
-        .collect();
-    for cycle in &cycles {
-        if !cycle
-            .iter()
-            .any(|module| listed_files.contains(&module_name(module).as_str()))
-        {
-            let names: Vec<String> = cycle.iter().map(module_name).collect();
-            complaints.push(format!(
-                "crates/{crate_name}: files that use one another in a cycle: {}",
-                names.join(", ")
-            ));
-        }
-    }
-    for file in listed_files
-        .into_iter()
-        .filter(|file| edges.keys().any(|module| module_name(module) == *file))
-    {
-        if !cycles
-            .iter()
-            .flatten()
-            .any(|module| module_name(module) == file)
-        {
-            complaints.push(format!(
-                "crates/{crate_name}: {file} lies in no cycle any more: take it off tidy's list"
-            ));
-        }
+    for cycle in find_cycles(&edges) {
+        let names: Vec<String> = cycle.iter().map(|module| module.join("/")).collect();
+        complaints.push(format!(
+            "crates/{crate_name}: files that use one another in a cycle: {}",
+            names.join(", ")
+        ));
     }
     Ok(())
 }

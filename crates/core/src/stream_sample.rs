@@ -18,13 +18,13 @@ pub const MEASURED_ACCESSES: usize = 256;
 /// A dependence that lies further back than can be stated.
 pub const FAR_DEPENDENCE: u8 = u8::MAX;
 
-/// Reorder windows, in instructions, for which [`CoreTiming`] has cycles.
+/// Reorder windows, in instructions, for which [`InstructionTiming`] has cycles.
 pub const CORE_WINDOWS: [u32; 5] = [32, 64, 128, 256, 512];
 
 /// What instructions cost a core of unlimited width while all data hits the first cache: their chains of dependences, within
 /// a reorder window, and what waits behind mispredicted branches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct CoreTiming {
+pub struct InstructionTiming {
     /// Timed instructions.
     pub instructions: u64,
     /// Their cycles for each window of [`CORE_WINDOWS`], without refilling the pipeline after a mispredicted branch.
@@ -33,9 +33,9 @@ pub struct CoreTiming {
     pub mispredicted: u64,
 }
 
-impl CoreTiming {
+impl InstructionTiming {
     /// Adds other instructions.
-    pub fn add(&mut self, other: &CoreTiming) {
+    pub fn add(&mut self, other: &InstructionTiming) {
         self.instructions = self.instructions.saturating_add(other.instructions);
         self.mispredicted = self.mispredicted.saturating_add(other.mispredicted);
         for (cycles, more) in self.cycles.iter_mut().zip(other.cycles) {
@@ -74,7 +74,7 @@ pub struct CoreStretch {
     /// Number of records of the recording up to the end of the stretch.
     pub end_record: u64,
     /// What instructions of the stretch cost.
-    pub timing: CoreTiming,
+    pub timing: InstructionTiming,
 }
 
 /// One access of a sample.
@@ -107,7 +107,7 @@ pub struct StreamPhase {
     /// (stack distance, inclusive upper bound of a bucket; accesses), ascending.
     pub distances: Vec<(u64, u64)>,
     /// What instructions cost between two misses; `None` if the recording does not state it.
-    pub core: Option<CoreTiming>,
+    pub core: Option<InstructionTiming>,
     /// Parts of the stretch: [`WARM_UP_ACCESSES`], and then [`MEASURED_ACCESSES`] or, at its end, fewer.
     pub parts: Vec<Vec<SampledAccess>>,
 }
@@ -135,7 +135,7 @@ mod tests {
     /// branches, and is a window between two of the counted ones between them?
     #[test]
     fn cycles_follow_window_width_and_branches() {
-        let timing = CoreTiming {
+        let timing = InstructionTiming {
             instructions: 1000,
             cycles: [800, 600, 400, 200, 100],
             mispredicted: 10,
@@ -147,7 +147,7 @@ mod tests {
         assert!((cycles(8.0, 8.0) - (0.8 + 0.2)).abs() < 1e-12);
         assert!((cycles(64.0, 1e9) - (0.1 + 0.2)).abs() < 1e-12);
         assert_eq!(
-            CoreTiming::default().cycles_per_instr(4.0, 64.0, 20.0),
+            InstructionTiming::default().cycles_per_instr(4.0, 64.0, 20.0),
             None
         );
     }

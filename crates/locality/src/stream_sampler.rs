@@ -8,7 +8,7 @@
 //! the parts of a stream do not depend on how it is divided into pushes.
 
 use cachemate_core::{
-    CoreStretch, CoreTiming, MEASURED_ACCESSES, SampledAccess, StreamPhase, StreamSample,
+    CoreStretch, InstructionTiming, MEASURED_ACCESSES, SampledAccess, StreamPhase, StreamSample,
     WARM_UP_ACCESSES,
 };
 
@@ -75,11 +75,15 @@ impl RunningPhase {
 }
 
 /// Returns the timing of the stretches that end in a part of the stream, or else of the next one; `None` without any.
-fn core_timing_of(core: &[CoreStretch], start_access: u64, end_access: u64) -> Option<CoreTiming> {
+fn core_timing_of(
+    core: &[CoreStretch],
+    start_access: u64,
+    end_access: u64,
+) -> Option<InstructionTiming> {
     let first = core.partition_point(|stretch| stretch.end_record <= start_access);
     let end = core.partition_point(|stretch| stretch.end_record <= end_access);
     let first = first.min(core.len().checked_sub(1)?);
-    let mut timing = CoreTiming::default();
+    let mut timing = InstructionTiming::default();
     core[first..end.max(first + 1)]
         .iter()
         .for_each(|stretch| timing.add(&stretch.timing));
@@ -362,9 +366,9 @@ mod tests {
     fn parts_have_the_core_timing_of_their_stretches() {
         let stretch = |end_record: u64| CoreStretch {
             end_record,
-            timing: CoreTiming {
+            timing: InstructionTiming {
                 instructions: end_record,
-                ..CoreTiming::default()
+                ..InstructionTiming::default()
             },
         };
         let core = [10, 20, 90].map(stretch);

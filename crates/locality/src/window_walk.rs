@@ -6,7 +6,7 @@
 //! is the core, in the window-centric form of interval simulation (Genbrugge, Eyerman and Eeckhout, HPCA 2010; Carlson et
 //! al., TACO 2014): instructions enter the window at the issue width, an access issues once the load that its address
 //! depends on has returned, and the window is full until its oldest load has. Between two misses an instruction takes what
-//! the recording says of its chains of dependences and mispredicted branches ([`cachemate_core::CoreTiming`]), on a machine
+//! the recording says of its chains of dependences and mispredicted branches ([`cachemate_core::InstructionTiming`]), on a machine
 //! that states what refilling the pipeline costs. Each miss takes a register, and a line of the
 //! bus. Loads of a line that is on its way wait for it. Prefetchers are those of the simulated machines
 //! ([`crate::prefetch`]), on the lines of the sample.
@@ -20,7 +20,7 @@
 use std::collections::VecDeque;
 
 use cachemate_core::{
-    CacheLevel, CacheSpec, CoreModel, CoreTiming, FAR_DEPENDENCE, Inclusion, MachineSpec,
+    CacheLevel, CacheSpec, CoreModel, FAR_DEPENDENCE, Inclusion, InstructionTiming, MachineSpec,
     PrefetcherSpec, SampledAccess, StreamPhase, StreamSample, WARM_UP_ACCESSES,
 };
 
@@ -199,7 +199,7 @@ impl WalkMachine {
     }
 
     /// Returns the instructions per cycle between two misses.
-    fn instr_per_cycle(&self, core: Option<&CoreTiming>) -> f64 {
+    fn instr_per_cycle(&self, core: Option<&InstructionTiming>) -> f64 {
         let timed_cycles = self.mispredict_cycles.and_then(|refill_cycles| {
             core?.cycles_per_instr(self.issue_width, self.window_instr, refill_cycles)
         });

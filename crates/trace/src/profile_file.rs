@@ -580,7 +580,7 @@ mod tests {
             phases: vec![StreamPhase {
                 instructions: u64::MAX,
                 cold_count: 1,
-                core: Some(cachemate_core::CoreTiming {
+                core: Some(cachemate_core::InstructionTiming {
                     instructions: 3072,
                     cycles: [5, 4, 3, 2, 1],
                     mispredicted: 7,

@@ -9,7 +9,8 @@ use std::num::NonZeroU16;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use cachemate_core::{
-    CoreTiming, MEASURED_ACCESSES, SampledAccess, StreamPhase, StreamSample, WARM_UP_ACCESSES,
+    InstructionTiming, MEASURED_ACCESSES, SampledAccess, StreamPhase, StreamSample,
+    WARM_UP_ACCESSES,
 };
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -41,7 +42,7 @@ struct StoredPhase {
     instructions: u64,
     cold: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    core: Option<CoreTiming>,
+    core: Option<InstructionTiming>,
     /// Distances and their counts, in base64.
     distances: String,
     /// Accesses of each part.

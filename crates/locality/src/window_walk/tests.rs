@@ -106,7 +106,7 @@ fn instructions_between_misses_take_the_time_of_their_chains() {
         ..SampledAccess::default()
     };
     let phase = StreamPhase {
-        core: Some(CoreTiming {
+        core: Some(InstructionTiming {
             instructions: 1000,
             cycles: [1500; cachemate_core::CORE_WINDOWS.len()],
             mispredicted: 50,

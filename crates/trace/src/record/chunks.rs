@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 
-use cachemate_core::{CoreStretch, CoreTiming};
+use cachemate_core::{CoreStretch, InstructionTiming};
 
 use crate::cmt::{u32_at, u64_at};
 use crate::{AccessRecord, FilePosition, ProcessTotals, ThreadTotals, TraceError, TraceTotals};
@@ -57,7 +57,7 @@ struct ChunkHeader {
     records: u32,
     flags: u32,
     os_thread: u32,
-    core: CoreTiming,
+    core: InstructionTiming,
 }
 
 impl ChunkDecoder {
@@ -118,7 +118,7 @@ impl ChunkDecoder {
             records: u32_at(bytes, 32),
             flags: u32_at(bytes, 36),
             os_thread: u32_at(bytes, 40),
-            core: CoreTiming {
+            core: InstructionTiming {
                 instructions: u64::from(u32_at(bytes, 44)),
                 cycles: std::array::from_fn(|window| u64::from(u32_at(bytes, 48 + 4 * window))),
                 mispredicted: u64::from(u32_at(bytes, 68)),
@@ -175,7 +175,7 @@ impl ChunkDecoder {
     }
 
     /// Adds what the records up to here have told, so that a recording of any length has a bounded number of stretches.
-    fn add_core_timing(&mut self, timing: CoreTiming) {
+    fn add_core_timing(&mut self, timing: InstructionTiming) {
         if timing.instructions == 0 {
             return;
         }
@@ -430,7 +430,7 @@ mod tests {
             (Some(200), Some(20))
         );
         assert_eq!(totals.processes[0].command, ["/bin/a", "x"]);
-        let timing = CoreTiming {
+        let timing = InstructionTiming {
             instructions: 3072,
             cycles: [900, 800, 700, 600, 500],
             mispredicted: 9,
@@ -458,7 +458,7 @@ mod tests {
         let mut decoder = ChunkDecoder::new(false);
         for chunk in 1..=1000 {
             decoder.record_count = 10 * chunk;
-            decoder.add_core_timing(CoreTiming {
+            decoder.add_core_timing(InstructionTiming {
                 instructions: 3072,
                 cycles: [5 * chunk; 5],
                 mispredicted: chunk,
@@ -471,7 +471,7 @@ mod tests {
             stretches.last().map(|stretch| stretch.end_record),
             Some(10_000)
         );
-        let mut sum = CoreTiming::default();
+        let mut sum = InstructionTiming::default();
         stretches
             .iter()
             .for_each(|stretch| sum.add(&stretch.timing));

@@ -2,7 +2,7 @@ use std::num::NonZeroU16;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cachemate_core::CoreTiming;
+use cachemate_core::InstructionTiming;
 
 use super::*;
 use crate::CmtReader;
@@ -375,17 +375,18 @@ fn instructions_take_the_cycles_of_their_chains_and_branches() {
             vec![program.clone(), kind.to_string()],
             &out,
         ));
-        let mut timing = CoreTiming::default();
+        let mut timing = InstructionTiming::default();
         let totals = read(&out).1;
         totals
             .core
             .iter()
             .for_each(|stretch| timing.add(&stretch.timing));
-        assert!(timing.instructions > 100_000, "{kind}: {timing:?}");
+        assert!(timing.instructions > 30_000, "{kind}: {timing:?}");
         timing
     };
+    // The first samples are the start of the program, with branches of its own.
     // Of 8 instructions a round (six, and two that count), a chain of 18 cycles, and two of 9 beside each other.
-    let per_round = |timing: &CoreTiming, instructions: f64, window: usize| {
+    let per_round = |timing: &InstructionTiming, instructions: f64, window: usize| {
         timing.cycles[window] as f64 / timing.instructions as f64 * instructions
     };
     let assert_near = |found: f64, expected: f64, subject: &str| {
@@ -398,7 +399,7 @@ fn instructions_take_the_cycles_of_their_chains_and_branches() {
         let timing = timing_of(kind);
         assert_near(per_round(&timing, 8.0, 2), cycles, kind);
         assert!(
-            timing.mispredicted * 1000 < timing.instructions,
+            timing.mispredicted * 300 < timing.instructions,
             "{timing:?}"
         );
     }
@@ -409,11 +410,12 @@ fn instructions_take_the_cycles_of_their_chains_and_branches() {
 
     let random = timing_of("random");
     let alternating = timing_of("alternating");
-    let per_kilo =
-        |timing: &CoreTiming| 1000.0 * timing.mispredicted as f64 / timing.instructions as f64;
+    let per_kilo = |timing: &InstructionTiming| {
+        1000.0 * timing.mispredicted as f64 / timing.instructions as f64
+    };
     // One branch in five to eight instructions is random.
     assert!((55.0..110.0).contains(&per_kilo(&random)), "{random:?}");
-    assert!(per_kilo(&alternating) < 2.0, "{alternating:?}");
+    assert!(per_kilo(&alternating) < 5.0, "{alternating:?}");
 }
 
 /// Does a loop that jumps to itself, whose translation runs on after it was discarded, survive the approach to the end of

@@ -162,8 +162,9 @@ pub fn run_command(command: &Path, args: &[&str]) -> anyhow::Result<String> {
     })?;
     if !output.status.success() {
         bail!(
-            "{command_text} {}: {}",
+            "{command_text} {}: {}: {}",
             args.join(" "),
+            output.status,
             String::from_utf8_lossy(&output.stderr).trim()
         );
     }

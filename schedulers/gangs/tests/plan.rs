@@ -1,7 +1,7 @@
 //! The message: accepted plans, and errors for bad input.
 use cachemate_gangs::SchedulerRequest;
 use gangs::maps::{MapTurn, TaskKey, TaskPlace};
-use gangs::plan::{MAX_BYTES, check_plan, parse_request};
+use gangs::plan::{self, MAX_BYTES, parse_request};
 use serde_json::{Value, json};
 
 fn good_plan() -> Value {
@@ -17,7 +17,7 @@ fn good_plan() -> Value {
 
 fn check_plan(plan: &Value) -> Result<gangs::plan::CheckedPlan, String> {
     match parse_request(&json!({ "plan": plan }).to_string())? {
-        SchedulerRequest::Plan(message) => check_plan(&message, 2, 4),
+        SchedulerRequest::Plan(message) => plan::check_plan(&message, 2, 4),
         other => panic!("{other:?}"),
     }
 }
@@ -218,7 +218,7 @@ fn cut_and_changed_messages_never_panic() {
             let mut changed = text.clone();
             changed.replace_range(index..index + 1, &with.to_string());
             if let Ok(SchedulerRequest::Plan(message)) = parse_request(&changed) {
-                accepted_count += usize::from(check_plan(&message, 2, 4).is_ok());
+                accepted_count += usize::from(plan::check_plan(&message, 2, 4).is_ok());
             }
         }
     }

@@ -106,7 +106,7 @@ cd "$out"
 # A profile forecasts what its recording does, and is read in a moment.
 files=''
 for name in $recorded; do
-    "$cachemate" --quiet profile "$name.cmt" --machine "$machine" -o "$name.profile.json" >/dev/null
+    "$cachemate" --quiet profile "$name.cmt" -o "$name.profile.json" >/dev/null
     files="$files $name.profile.json"
 done
 

@@ -469,7 +469,7 @@ typedef struct {
    ULong instructions, accesses;
    UInt records, flags;
    UInt os_thread;
-   UInt core_instructions, core_cycles[5], mispredicted; /* since the last chunk */
+   UInt core_instructions, core_cycles[WINDOWS], mispredicted; /* since the last chunk */
 } ChunkHead;
 
 static UChar chunk[CHUNK_BYTES];

@@ -692,13 +692,6 @@ impl MachineSpec {
                 return cache_spec_error(field, found.to_string(), "0 to 1");
             }
         }
-        if let Some(found) = cache
-            .co_runner_fill_bytes_per_cycle
-            .filter(|found| !(found.is_finite() && *found > 0.0))
-        {
-            let field = "co_runner_fill_bytes_per_cycle";
-            return cache_spec_error(field, found.to_string(), "a positive number, or none");
-        }
         let is_divisor = cache.shared_by_cores != 0
             && self.cores_per_package.is_multiple_of(cache.shared_by_cores);
         if !is_divisor {
@@ -708,15 +701,17 @@ impl MachineSpec {
                 "a divisor of cores_per_package",
             );
         }
-        if let Some(found) = cache
-            .bandwidth_bytes_per_cycle
-            .filter(|found| !(found.is_finite() && *found > 0.0))
-        {
-            return cache_spec_error(
-                "bandwidth_bytes_per_cycle",
-                found.to_string(),
-                "a positive number",
-            );
+        let rates = [
+            ("bandwidth_bytes_per_cycle", cache.bandwidth_bytes_per_cycle),
+            (
+                "co_runner_fill_bytes_per_cycle",
+                cache.co_runner_fill_bytes_per_cycle,
+            ),
+        ];
+        for (field, rate) in rates {
+            if let Some(found) = rate.filter(|rate| !(rate.is_finite() && *rate > 0.0)) {
+                return cache_spec_error(field, found.to_string(), "a positive number");
+            }
         }
         if let Some(way_partitions) = cache.way_partitions
             && !(way_partitions.groups >= 1 && (1..=cache.ways).contains(&way_partitions.min_ways))

@@ -245,8 +245,13 @@ pub fn walk_phase(
         let mut counts = WalkCounts::default();
         for thread in threads {
             recent.clear();
-            let mut walk = Walk::new(machine, options, sample.footprint_lines, &mut recent);
-            walk.instr_per_cycle = instr_per_cycle;
+            let mut walk = Walk::new(
+                machine,
+                options,
+                sample.footprint_lines,
+                instr_per_cycle,
+                &mut recent,
+            );
             let mut warm_up_counts = WalkCounts::default();
             for (index, access) in part.iter().enumerate() {
                 if index == WARM_UP_ACCESSES {
@@ -471,6 +476,7 @@ impl<'a> Walk<'a> {
         machine: &'a WalkMachine,
         options: &'a WalkOptions,
         footprint_lines: u64,
+        instr_per_cycle: f64,
         recent: &'a mut RecentLines,
     ) -> Self {
         let mut prefetchers = Vec::new();
@@ -487,7 +493,7 @@ impl<'a> Walk<'a> {
             machine,
             options,
             footprint_lines,
-            instr_per_cycle: machine.issue_width,
+            instr_per_cycle,
             recent,
             prefetchers,
             counts: WalkCounts::default(),

@@ -2,8 +2,7 @@
 //!
 //! A calibration is stored with the host's name, kernel and processor in the directory of data that can be measured again, and
 //! is used until one of them changes, or `topology --as-machine --measure` replaces it. Without one, it is measured at the first
-//! need, and a line says so. What other guests of a machine do passes, so a calibration that they disturb is repeated, and the
-//! calmest one counts. If the host is too busy each time, its figures are assumed, and a line says so too.
+//! need, and a line says so. If the host is too busy, its figures are assumed, and a line says so too.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +10,7 @@ use anyhow::Context;
 use cachemate_core::{MachineSpec, Topology};
 use cachemate_daemon::loss_history::unix_time_s;
 use cachemate_daemon::paths;
-use cachemate_linux::sense::calibration::{CalibrationError, HostCalibration, measure_host};
+use cachemate_linux::sense::calibration::{HostCalibration, measure_host};
 
 use crate::commands::topology::as_machine::{HostFacts, build_machine};
 use crate::session::Session;
@@ -56,9 +55,7 @@ pub fn find_or_measure(session: &Session, topology: &Topology) -> Option<HostCal
         Ok(None) => {}
         Err(error) => session.warn(&format!("{error:#}; measuring again")),
     }
-    session.log(
-        "measuring this host's caches and memory, once: up to 20 s, or a minute if other work disturbs it",
-    );
+    session.log("measuring this host's caches and memory, once: up to 20 s");
     match measure(&identity, topology) {
         Ok(calibration) => {
             if calibration.calmness.is_busy {
@@ -101,29 +98,13 @@ pub fn measure_now(topology: &Topology) -> anyhow::Result<HostCalibration> {
     measure(&HostIdentity::read(), topology)
 }
 
-/// Number of calibrations from which the calmest is taken, unless an earlier one is calm.
-const MAX_CALIBRATIONS: u32 = 3;
-
 fn measure(identity: &HostIdentity, topology: &Topology) -> anyhow::Result<HostCalibration> {
-    let mut calmest = measure_host(topology, identity.available_bytes);
-    for _ in 1..MAX_CALIBRATIONS {
-        let drift = match &calmest {
-            Ok(calibration) if !calibration.calmness.is_busy => break,
-            Ok(calibration) => calibration.calmness.drift,
-            Err(CalibrationError::Busy(_)) => f64::INFINITY,
-            Err(_) => break,
-        };
-        match measure_host(topology, identity.available_bytes) {
-            Ok(next) if next.calmness.drift < drift => calmest = Ok(next),
-            _ => {}
-        }
-    }
     let calibration = HostCalibration {
         host: identity.host.clone(),
         kernel: identity.kernel.clone(),
         processor: identity.processor.clone(),
         measured_at_s: unix_time_s(),
-        ..calmest?
+        ..measure_host(topology, identity.available_bytes)?
     };
     identity.store(&calibration)?;
     Ok(calibration)

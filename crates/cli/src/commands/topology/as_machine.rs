@@ -327,7 +327,7 @@ impl KeySources {
                 &format!("latency_cycles of {name}"),
             );
             self.add(
-                source_of(is_last && measured.has_size, KeySource::Kernel),
+                source_of(measured.sizes.contains(&cache.level), KeySource::Kernel),
                 &format!("size_bytes of {name}"),
             );
             if is_last {
@@ -367,10 +367,10 @@ impl KeySources {
 /// The keys of caches that a calibration sets.
 struct MeasuredCacheKeys {
     latencies: BTreeSet<CacheLevel>,
-    has_size: bool,
+    sizes: BTreeSet<CacheLevel>,
 }
 
-/// Sets the measured latencies of caches, and the size and the insertion of streams of the last one.
+/// Sets the measured latencies of caches, the sizes of the last two, and the insertion of streams of the last one.
 fn apply_calibration(
     caches: &mut [CacheSpec],
     calibration: Option<&HostCalibration>,
@@ -379,7 +379,7 @@ fn apply_calibration(
 ) -> MeasuredCacheKeys {
     let mut keys = MeasuredCacheKeys {
         latencies: BTreeSet::new(),
-        has_size: false,
+        sizes: BTreeSet::new(),
     };
     let Some(host) = calibration else {
         return keys;
@@ -395,16 +395,24 @@ fn apply_calibration(
             keys.latencies.insert(level);
         }
     }
+    let largest_private = host.private_latencies.last().map(|latency| latency.level);
+    for cache in caches
+        .iter_mut()
+        .filter(|cache| Some(cache.level) == largest_private)
+    {
+        if let Some(bytes) = host.private_bytes {
+            set_owned_size(cache, bytes.value);
+            keys.sizes.insert(cache.level);
+        }
+    }
     if let Some(shared) = caches
         .iter_mut()
         .find(|cache| cache.level == host.shared_level)
     {
         if let Some(bytes) = host.shared_bytes {
-            let row_bytes = u64::from(shared.ways) * u64::from(shared.line_bytes);
-            let rows = ((bytes.value / row_bytes as f64).round() as u64).max(1);
             let shown_bytes = shared.size_bytes;
-            shared.size_bytes = (rows * row_bytes).min(shown_bytes);
-            keys.has_size = true;
+            set_owned_size(shared, bytes.value);
+            keys.sizes.insert(shared.level);
             if (shared.size_bytes as f64) < OWNED_BY_OTHERS_SHARE * shown_bytes as f64 {
                 shared.co_runner_fill_bytes_per_cycle = host
                     .neighbor_bytes_per_s()
@@ -415,6 +423,13 @@ fn apply_calibration(
         shared.co_runner_insertion = host.insertion.map(|share| share.random.value);
     }
     keys
+}
+
+/// Sets the size of a cache to whole sets, no more than it has.
+fn set_owned_size(cache: &mut CacheSpec, owned_bytes: f64) {
+    let row_bytes = u64::from(cache.ways) * u64::from(cache.line_bytes);
+    let rows = ((owned_bytes / row_bytes as f64).round() as u64).max(1);
+    cache.size_bytes = (rows * row_bytes).min(cache.size_bytes);
 }
 
 /// Returns the bandwidth of a package's memory in bytes per second. Streams on all cores of a cache need not saturate it: it is
@@ -730,6 +745,7 @@ mod tests {
         let shared = machine.caches.last().unwrap();
         assert_eq!(machine.hertz, 3_000_000_000);
         assert_eq!(shared.size_bytes, 9 << 20);
+        assert_eq!(machine.caches[2].size_bytes, 384 << 10);
         assert_eq!(
             (
                 shared.latency_cycles,
@@ -750,6 +766,7 @@ mod tests {
             "mispredict_cycles",
             "stream_insertion, co_runner_insertion and co_runner_fill_bytes_per_cycle of L3",
             "size_bytes of L3",
+            "size_bytes of L2",
             "latency_cycles of L2",
         ] {
             assert!(

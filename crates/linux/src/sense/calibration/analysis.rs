@@ -3,7 +3,9 @@
 /// The shared cache and memory as a curve of latencies shows them.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LatencyFit {
-    /// Size from which on misses begin.
+    /// Size from which on the largest private cache misses.
+    pub private_bytes: f64,
+    /// Size from which on the shared cache misses.
     pub cache_bytes: f64,
     /// Latency of a hit in the shared cache.
     pub cache_ns: f64,
@@ -13,14 +15,18 @@ pub struct LatencyFit {
     pub deviation: f64,
 }
 
-/// Candidates for the size, by factors of this.
+/// Candidates for the sizes, by factors of these.
 const SIZE_STEP: f64 = 1.03;
+const PRIVATE_STEP: f64 = 1.06;
+/// Least share of the private cache that a guest may own.
+const LEAST_PRIVATE_SHARE: f64 = 0.4;
 /// Sizes up to this multiple of the cache decide; beyond it, misses of the address translation add to the latency.
 const LARGEST_MULTIPLE: f64 = 5.0;
 
 /// Fits private cache, shared cache and memory to latencies of random walks, given by size in bytes and time in ns. Every
 /// line is equally likely, so that a walk over `s` bytes hits a cache of `c` bytes with probability `c / s`, whatever the
-/// cache replaces. `None` with fewer than four sizes beyond the private cache.
+/// cache replaces. A guest may own a part of either cache: others use the same core, or its pages crowd in some sets. `None`
+/// with fewer than four sizes beyond the private cache.
 pub fn fit_latencies(
     points: &[(f64, f64)],
     private_bytes: f64,
@@ -33,15 +39,17 @@ pub fn fit_latencies(
         best = None;
         let mut cache_bytes = 1.2 * private_bytes;
         while cache_bytes <= largest_bytes {
-            let within = |point: &&(f64, f64)| {
-                point.0 > 1.2 * private_bytes
-                    && point.0 <= upper_limit.max(LARGEST_MULTIPLE * private_bytes)
-            };
+            let largest_used = upper_limit.max(LARGEST_MULTIPLE * private_bytes);
+            let within = |point: &&(f64, f64)| point.0 <= largest_used;
             let used: Vec<(f64, f64)> = points.iter().filter(within).copied().collect();
-            if let Some(fit) = fit_at(&used, private_bytes, private_ns, cache_bytes)
-                && best.is_none_or(|best| fit.deviation < best.deviation)
-            {
-                best = Some(fit);
+            let mut owned_bytes = private_bytes;
+            while owned_bytes >= LEAST_PRIVATE_SHARE * private_bytes {
+                if let Some(fit) = fit_at(&used, owned_bytes, private_ns, cache_bytes)
+                    && best.is_none_or(|best| fit.deviation < best.deviation)
+                {
+                    best = Some(fit);
+                }
+                owned_bytes /= PRIVATE_STEP;
             }
             cache_bytes *= SIZE_STEP;
         }
@@ -57,7 +65,12 @@ fn fit_at(
     private_ns: f64,
     cache_bytes: f64,
 ) -> Option<LatencyFit> {
-    if points.len() < 4 {
+    if points
+        .iter()
+        .filter(|(bytes, _)| *bytes > private_bytes)
+        .count()
+        < 4
+    {
         return None;
     }
     let shares = |bytes: f64| {
@@ -91,6 +104,7 @@ fn fit_at(
     };
     let squares: f64 = points.iter().map(deviation).sum();
     Some(LatencyFit {
+        private_bytes,
         cache_bytes,
         cache_ns,
         memory_ns,
@@ -132,10 +146,15 @@ mod tests {
     #[test]
     fn size_and_latencies_are_recovered_from_a_curve() {
         const MIB: f64 = 1048576.0;
-        for (cache, creep) in [(9.0, 0.0), (30.0, 0.0), (9.0, 0.001)] {
-            let sizes = (4..=40).map(|step| MIB * 2f64.powf(f64::from(step) / 4.0));
+        for (own, cache, creep) in [
+            (2.0, 9.0, 0.0),
+            (2.0, 30.0, 0.0),
+            (2.0, 9.0, 0.001),
+            (1.3, 4.5, 0.0),
+        ] {
+            let sizes = (0..=40).map(|step| MIB * 2f64.powf(f64::from(step) / 4.0));
             let latency = |bytes: f64| {
-                let private = (2.0 * MIB).min(bytes) / bytes;
+                let private = (own * MIB).min(bytes) / bytes;
                 let shared = (cache * MIB).min(bytes) / bytes - private;
                 let memory = 130.0 * (1.0 + creep * bytes / MIB);
                 5.0 * private + 25.0 * shared + memory * (1.0 - private - shared)
@@ -144,6 +163,10 @@ mod tests {
             let fit = fit_latencies(&points, 2.0 * MIB, 5.0, 256.0 * MIB).unwrap();
             assert!(
                 (fit.cache_bytes / MIB / cache - 1.0).abs() < 0.06,
+                "{fit:?}"
+            );
+            assert!(
+                (fit.private_bytes / MIB / own - 1.0).abs() < 0.06,
                 "{fit:?}"
             );
             assert!((fit.cache_ns / 25.0 - 1.0).abs() < 0.06, "{fit:?}");

@@ -2,8 +2,6 @@
 
 use std::hint::black_box;
 
-use rustix::mm::{Advice, madvise};
-
 /// One line of memory.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
@@ -18,13 +16,12 @@ const MULTIPLIER: u64 = 6_364_136_223_846_793_005;
 const INCREMENT: u64 = 1_442_695_040_888_963_407;
 
 impl LineBuffer {
-    /// Allocates memory in huge pages where the kernel has them, and touches all of it.
+    /// Allocates memory in pages as every program gets them, and touches all of it.
     pub fn new(bytes: u64) -> Self {
-        let mut lines: Vec<MemoryLine> = Vec::new();
-        lines.reserve_exact((bytes / 64).max(64) as usize);
-        prefer_huge_pages(&lines);
-        lines.resize((bytes / 64).max(64) as usize, MemoryLine([0; 8]));
-        LineBuffer { lines }
+        let lines = vec![MemoryLine([0; 8]); (bytes / 64).max(64) as usize];
+        let mut buffer = LineBuffer { lines };
+        buffer.write_all(0, buffer.lines.len());
+        buffer
     }
 
     /// Returns the size in bytes.
@@ -106,18 +103,6 @@ impl LineBuffer {
         }
         black_box(&mut self.lines);
         if end == self.lines.len() { 0 } else { end }
-    }
-}
-
-/// Asks for huge pages, so that misses of the address translation are few; without effect where the kernel has none.
-fn prefer_huge_pages(lines: &Vec<MemoryLine>) {
-    const HUGE_PAGE_BYTES: usize = 2 << 20;
-    let start = lines.as_ptr() as usize;
-    let first = start.next_multiple_of(HUGE_PAGE_BYTES);
-    let end = (start + 64 * lines.capacity()) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
-    if end > first {
-        // SAFETY: the range lies within the vector's own allocation; the advice changes no content.
-        let _ = unsafe { madvise(first as *mut _, end - first, Advice::LinuxHugepage) };
     }
 }
 

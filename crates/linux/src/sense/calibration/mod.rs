@@ -7,12 +7,16 @@
 //! from which on misses begin, several walks at once the overlap, sums and fills the bandwidth (as in STREAM), and a walk
 //! beside a stream the share of its lines that the stream evicts. For example, a guest that is shown 300 MiB misses from 9
 //! MiB on; beside a stream, a walk over 4 MiB loses a third of its lines, where under LRU it would lose three quarters.
-//! Properties: what else runs only adds to a time, on a guest also in bursts of a tenth of a second of which the kernel
-//! reports nothing, so that a figure's samples are spread over a tenth of a second, and the figure is their lower quartile,
-//! with the range of their middle four fifths (bandwidths of several CPUs: medians); samples during which the thread did
-//! not run are repeated; a host on which most samples are disturbed, or on which the first figures and their repetition
-//! differ by half, is refused, and one on which they differ by a sixth is marked; at most 20 s.
+//! Properties: what else runs only adds to a time, on a guest for a tenth of a second or for some, of which the kernel
+//! reports nothing. So the loops take turns, a few ms each, in rounds that last for seconds, and a figure is the lower quartile
+//! of its samples, with the range of their middle four fifths (bandwidths of several CPUs: medians). The clock of a core
+//! changes with what its siblings do; what follows the clock is measured beside a chain of multiplications, and counted in
+//! those. Samples during which the thread did not run are left out; a host on which most samples are disturbed, or on which
+//! the first half of the rounds and the second differ by half, is refused, and one on which they differ by a sixth is
+//! marked. Pages are those that programs get here, so that a latency has the address translation that theirs has. At most
+//! 20 s.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -47,6 +51,8 @@ pub struct HostCalibration {
     pub mispredict_ns: Estimate,
     /// Latencies of the private caches.
     pub private_latencies: Vec<LevelLatency>,
+    /// Part of the largest private cache that a random walk finds free for it.
+    pub private_bytes: Option<Estimate>,
     /// Level of the shared cache.
     pub shared_level: CacheLevel,
     /// Part of the shared cache that this system owns.
@@ -96,7 +102,7 @@ pub struct MeasuredInsertion {
 pub struct Calmness {
     /// Share of the samples during which the measuring thread did not run all the time.
     pub disturbed_share: f64,
-    /// Largest relative difference between a figure and its repetition at the end.
+    /// Largest relative difference of a figure between the two halves of the rounds.
     pub drift: f64,
     /// Whether figures may be off because other work ran.
     pub is_busy: bool,
@@ -166,16 +172,18 @@ pub enum CalibrationError {
     Pin(u32, io::Error),
 }
 
-/// Samples of each figure, in groups with a pause between two.
-const SAMPLE_COUNT: usize = 15;
-const GROUP_SIZE: usize = 3;
-const GROUP_PAUSE: Duration = Duration::from_millis(15);
-/// Number of times that all sizes are measured.
-const SWEEPS: usize = 3;
+/// Rounds in which each loop gets a sample.
+const ROUNDS: usize = 30;
+/// Sizes of walks, by factors of this.
+const SIZE_RATIO: f64 = 1.25;
+/// Rounds beside a neighbor.
+const NEIGHBOR_ROUNDS: usize = 15;
+/// Parts of the samples of which each is fitted by itself, for the range of what a fit gives.
+const FITTED_PARTS: usize = 3;
 /// Aimed length of a sample.
 const SAMPLE_NS: f64 = 2.5e6;
-/// Attempts at a sample, as a multiple of [`SAMPLE_COUNT`].
-const MAX_ATTEMPTS: usize = 4 * SAMPLE_COUNT;
+/// Runs of a loop before its sample, at most, until it is as long as a sample.
+const MAX_SIZING_RUNS: usize = 12;
 /// Share of a sample's elapsed time in which its thread must run.
 const MIN_RUNNING_SHARE: f64 = 0.97;
 /// Drift from which on a calibration is marked, and refused.
@@ -194,57 +202,183 @@ const STREAM_CHUNK_LINES: usize = 1 << 15;
 /// Cycles of a hit in a first-level data cache, which hide the loop's own instructions.
 const FIRST_LEVEL_CYCLES: f64 = 5.0;
 
-/// Collects samples, and knows how many were disturbed.
-#[derive(Default)]
+/// A loop whose time for a unit of its work is a figure, or part of one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum TimedLoop {
+    /// Dependent multiplications.
+    Multiply,
+    /// Draws, and a branch on a bit of each, which is random or always the same.
+    Branch { is_random: bool },
+    /// Steps of independent random walks over the first bytes of the buffer.
+    Walk { bytes: u64, walks: u32 },
+    /// Dependent loads that many lines apart.
+    Stride { lines: u32 },
+    /// Lines read in order.
+    Read,
+    /// Lines written in order.
+    Write,
+}
+
+/// Numbers of walks at once.
+const WALK_COUNTS: [u32; 10] = [1, 2, 4, 6, 8, 10, 12, 16, 20, 24];
+
+/// Runs loops in turns, and keeps the time that each took for a unit.
 struct Sampler {
+    buffer: LineBuffer,
+    /// Walks over no more than this follow the clock of the core.
+    core_bytes: u64,
+    /// Next line of a stride, of reads and of writes.
+    next_line: usize,
+    seed: u64,
+    units: BTreeMap<TimedLoop, u64>,
+    /// Time of a unit in ns; of loops that follow the clock, in multiplications.
+    samples: BTreeMap<TimedLoop, Vec<f64>>,
     taken: u32,
     disturbed: u32,
 }
 
 impl Sampler {
-    /// Returns the time of one unit of `work` in ns. `work` receives the number of a sample and the number of units to do,
-    /// which fill the time of a sample.
-    fn time_per_unit(
-        &mut self,
-        work: &mut dyn FnMut(u64, u64),
-    ) -> Result<Estimate, CalibrationError> {
-        let mut units = 256u64;
-        let mut samples = Vec::new();
-        for attempt in 0..MAX_ATTEMPTS {
-            let (start, cpu_start) = (Instant::now(), thread_time_ns());
-            work(attempt as u64, units);
-            let elapsed_ns = start.elapsed().as_nanos().max(1) as f64;
-            let running_ns = (thread_time_ns() - cpu_start) as f64;
-            let is_disturbed = running_ns < MIN_RUNNING_SHARE * elapsed_ns;
-            let unit_ns = running_ns.max(1.0) / units as f64;
-            let done_units = std::mem::replace(
-                &mut units,
-                ((SAMPLE_NS / unit_ns) as u64).clamp(16, 1 << 26),
-            );
-            // Until the number of units fits, the clock's own cost would count.
-            if elapsed_ns < 0.3 * SAMPLE_NS {
-                continue;
+    fn new(buffer: LineBuffer, core_bytes: u64) -> Self {
+        Sampler {
+            buffer,
+            core_bytes,
+            next_line: 0,
+            seed: 0,
+            units: BTreeMap::new(),
+            samples: BTreeMap::new(),
+            taken: 0,
+            disturbed: 0,
+        }
+    }
+
+    fn run(&mut self, timed_loop: TimedLoop, units: u64) {
+        self.seed += 1;
+        let (seed, buffer) = (self.seed, &mut self.buffer);
+        match timed_loop {
+            TimedLoop::Multiply => multiply(units),
+            TimedLoop::Branch { is_random } => branch(units, u64::from(is_random) << 63, seed),
+            TimedLoop::Stride { lines } => {
+                self.next_line = buffer.stride(lines as usize, self.next_line, units);
             }
-            self.taken += 1;
-            if is_disturbed {
-                self.disturbed += 1;
-                continue;
-            }
-            samples.push(elapsed_ns / done_units as f64);
-            if samples.len() == SAMPLE_COUNT {
-                break;
-            }
-            if samples.len().is_multiple_of(GROUP_SIZE) {
-                std::thread::sleep(GROUP_PAUSE);
-                // Caches and clock are cold after a pause.
-                work(attempt as u64, units);
+            TimedLoop::Read => self.next_line = buffer.read_all(self.next_line, units as usize),
+            TimedLoop::Write => self.next_line = buffer.write_all(self.next_line, units as usize),
+            TimedLoop::Walk { bytes, walks } => {
+                macro_rules! walk {
+                    ($($count:literal)*) => {
+                        match walks {
+                            $($count => buffer.walk::<$count>(bytes, units, seed),)*
+                            _ => unreachable!("a number of walks that is not measured"),
+                        }
+                    };
+                }
+                walk!(1 2 4 6 8 10 12 16 20 24);
             }
         }
-        at_quantile(samples, LOWER_QUARTILE).ok_or_else(|| {
+    }
+
+    /// Runs a loop; returns the time of a unit in ns, `None` if the thread was kept from running.
+    fn time(&mut self, timed_loop: TimedLoop, units: u64) -> (f64, bool) {
+        let (start, cpu_start) = (Instant::now(), thread_time_ns());
+        self.run(timed_loop, units);
+        let elapsed_ns = start.elapsed().as_nanos().max(1) as f64;
+        let running_ns = (thread_time_ns() - cpu_start) as f64;
+        (
+            elapsed_ns / units as f64,
+            running_ns >= MIN_RUNNING_SHARE * elapsed_ns,
+        )
+    }
+
+    /// Returns the number of units that fill a sample.
+    fn units_of(&mut self, timed_loop: TimedLoop) -> u64 {
+        if let Some(&units) = self.units.get(&timed_loop) {
+            return units;
+        }
+        let mut units = 256u64;
+        for _ in 0..MAX_SIZING_RUNS {
+            let (unit_ns, _) = self.time(timed_loop, units);
+            if unit_ns * units as f64 > 0.3 * SAMPLE_NS {
+                units = ((SAMPLE_NS / unit_ns) as u64).clamp(16, 1 << 26);
+                break;
+            }
+            units *= 4;
+        }
+        self.units.insert(timed_loop, units);
+        units
+    }
+
+    fn follows_clock(&self, timed_loop: TimedLoop) -> bool {
+        match timed_loop {
+            TimedLoop::Branch { .. } => true,
+            TimedLoop::Walk { bytes, .. } => bytes <= self.core_bytes,
+            _ => false,
+        }
+    }
+
+    /// Takes a sample of a loop.
+    fn sample(&mut self, timed_loop: TimedLoop) {
+        let units = self.units_of(timed_loop);
+        let clock_units = self.units_of(TimedLoop::Multiply);
+        let (clock_ns, clock_runs) = match self.follows_clock(timed_loop) {
+            true => self.time(TimedLoop::Multiply, clock_units),
+            false => (1.0, true),
+        };
+        if let TimedLoop::Walk { bytes, .. } = timed_loop {
+            // The walk must find at first what it will find later: each line once or twice, but for no longer than a sample. In
+            // a pause of some ms, what runs beside this guest on the same core may empty its caches.
+            self.seed += 1;
+            self.buffer
+                .walk::<8>(bytes, (bytes / 256).min(60_000), self.seed);
+        }
+        let (unit_ns, runs) = self.time(timed_loop, units);
+        self.taken += 1;
+        if runs && clock_runs {
+            let samples = self.samples.entry(timed_loop).or_default();
+            samples.push(unit_ns / clock_ns);
+        } else {
+            self.disturbed += 1;
+        }
+    }
+
+    /// Takes samples of loops in turns.
+    fn sample_rounds(&mut self, loops: &[TimedLoop], rounds: usize) {
+        for _ in 0..rounds {
+            for &timed_loop in loops {
+                self.sample(timed_loop);
+            }
+        }
+    }
+
+    /// Returns the time of a unit of a loop in ns.
+    fn time_of(&self, timed_loop: TimedLoop) -> Result<Estimate, CalibrationError> {
+        self.time_in(timed_loop, |_, _| true)
+    }
+
+    /// Returns the time from the samples that `is_used` selects by their number and the number of all.
+    fn time_in(
+        &self,
+        timed_loop: TimedLoop,
+        is_used: impl Fn(usize, usize) -> bool,
+    ) -> Result<Estimate, CalibrationError> {
+        let all = self.samples.get(&timed_loop).map_or(&[][..], Vec::as_slice);
+        let used = (0..all.len()).filter(|&number| is_used(number, all.len()));
+        let samples = used.map(|number| all[number]).collect();
+        let time = at_quantile(samples, LOWER_QUARTILE).ok_or_else(|| {
             CalibrationError::Busy(format!(
-                "in none of {MAX_ATTEMPTS} samples did the measuring thread run without a pause"
+                "in none of {ROUNDS} samples did the measuring thread run without a pause"
             ))
-        })
+        })?;
+        if !self.follows_clock(timed_loop) {
+            return Ok(time);
+        }
+        let multiplication_ns = self.time_of(TimedLoop::Multiply)?.value;
+        Ok(scaled(time, |count| count * multiplication_ns))
+    }
+
+    /// Returns the relative difference of a loop's time between the two halves of its samples.
+    fn drift_of(&self, timed_loop: TimedLoop) -> Result<f64, CalibrationError> {
+        let first = self.time_in(timed_loop, |number, count| 2 * number < count)?;
+        let second = self.time_in(timed_loop, |number, count| 2 * number >= count)?;
+        Ok((second.value / first.value - 1.0).abs())
     }
 
     fn disturbed_share(&self) -> f64 {
@@ -350,13 +484,33 @@ pub fn measure_host(
     let pinned =
         |cpu: CpuId| PinnedThread::new(cpu).map_err(|error| CalibrationError::Pin(cpu.0, error));
     let _thread = pinned(part.cpus[0])?;
-    let mut sampler = Sampler::default();
-    let clock_hertz = measure_clock(&mut sampler)?;
-    let mispredict_ns = measure_mispredict(&mut sampler)?;
-    let mut buffer = LineBuffer::new(bytes);
-    let latencies = measure_latencies(&mut sampler, &part, &buffer, clock_hertz)?;
-    let memory_bytes = latencies.memory_bytes(buffer.bytes());
-    let parallel_walks = measure_overlap(&mut sampler, &buffer, memory_bytes)?;
+    // A core takes a few ms to reach its clock.
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(30) {
+        multiply(10_000);
+    }
+    let mut sampler = Sampler::new(LineBuffer::new(bytes), part.private_bytes() / 2);
+    let latencies = measure_latencies(&mut sampler, &part)?;
+    let memory_bytes = latencies.memory_bytes(sampler.buffer.bytes());
+    let walks_of = |walks| TimedLoop::Walk {
+        bytes: memory_bytes,
+        walks,
+    };
+    let stride_of = |lines| TimedLoop::Stride { lines };
+    let walks = WALK_COUNTS.map(walks_of);
+    let strides = STRIDES.map(stride_of);
+    let steady = [TimedLoop::Read, TimedLoop::Write];
+    sampler.sample_rounds(&[&walks[..], &strides, &steady].concat(), ROUNDS);
+    let parallel_walks = WALK_COUNTS
+        .iter()
+        .map(|&walks| {
+            let time = sampler.time_of(walks_of(walks))?;
+            Ok(ParallelWalks {
+                walks,
+                ns_per_miss: scaled(time, |ns| ns / f64::from(walks)),
+            })
+        })
+        .collect::<Result<Vec<ParallelWalks>, CalibrationError>>()?;
     let single_ns = parallel_walks[0].ns_per_miss;
     let overlap_of = |walks: &ParallelWalks| Estimate {
         value: single_ns.value / walks.ns_per_miss.value,
@@ -367,8 +521,25 @@ pub fn measure_host(
     let overlapped_misses = overlaps
         .max_by(|a, b| a.value.total_cmp(&b.value))
         .unwrap_or(Estimate::exact(1.0));
-    let strides = measure_strides(&mut sampler, &buffer, &latencies)?;
-    let (core_read, core_write) = measure_core_bandwidth(&mut sampler, &mut buffer)?;
+    let cached_ns = latencies
+        .private
+        .first()
+        .map_or(0.0, |first| first.ns.value);
+    let hideable_ns = (latencies.memory_ns().value - cached_ns).max(1.0);
+    let strides = STRIDES
+        .iter()
+        .map(|&lines| {
+            let ns = sampler.time_of(stride_of(lines))?;
+            Ok(StrideLatency {
+                lines,
+                ns,
+                hidden_share: (1.0 - (ns.value - cached_ns) / hideable_ns).clamp(0.0, 1.0),
+            })
+        })
+        .collect::<Result<Vec<StrideLatency>, CalibrationError>>()?;
+    let bytes_per_s = |line_ns: Estimate| scaled(line_ns, |ns| 64.0 / ns * 1e9);
+    let core_read = bytes_per_s(sampler.time_of(TimedLoop::Read)?);
+    let core_write = bytes_per_s(sampler.time_of(TimedLoop::Write)?);
     let is_shared = part.cpus.len() > 1;
     let stream_of = |cpus: &[CpuId], is_write: bool| stream_together(cpus, bytes, is_write);
     let bandwidth = Bandwidths {
@@ -391,7 +562,7 @@ pub fn measure_host(
         },
     };
     let mut insertion_beside = |neighbor| match part.cpus.get(1) {
-        Some(&cpu) => measure_insertion(&mut sampler, &part, &buffer, &latencies, (cpu, neighbor)),
+        Some(&cpu) => measure_insertion(&mut sampler, &part, &latencies, (cpu, neighbor)),
         None => Ok(None),
     };
     let stream_insertion = insertion_beside(LineNeighbor::Stream)?;
@@ -399,26 +570,20 @@ pub fn measure_host(
     let insertion = stream_insertion
         .zip(random_insertion)
         .map(|(stream, random)| MeasuredInsertion { stream, random });
-    let repeated = measure_latency(
-        &mut sampler,
-        &buffer,
-        part.private_bytes() / 2,
-        &latencies.loop_ns,
-    )?;
-    let repeated_memory = measure_latency(&mut sampler, &buffer, memory_bytes, &latencies.loop_ns)?;
-    let repeated_first = measure_first_level_walk(&mut sampler, &part, &buffer)?;
     let drift = [
-        (latencies.first_level_walk_ns, repeated_first),
-        (latencies.private_half, repeated),
-        (latencies.at_memory_bytes(memory_bytes), repeated_memory),
+        first_level_walk(&part),
+        walk_over(part.private_bytes() / 2),
+        walk_over(memory_bytes),
     ]
-    .map(|(first, second)| (second.value / first.value - 1.0).abs())
+    .into_iter()
+    .map(|timed_loop| sampler.drift_of(timed_loop))
+    .collect::<Result<Vec<f64>, CalibrationError>>()?
     .into_iter()
     .fold(0.0, f64::max);
     let disturbed_share = sampler.disturbed_share();
     if drift > REFUSED_DRIFT || disturbed_share > REFUSED_DISTURBANCE {
         return Err(CalibrationError::Busy(format!(
-            "{:.0} % of the samples were disturbed, and repeated latencies of private caches and of memory differ by {:.0} %",
+            "{:.0} % of the samples were disturbed, and latencies of private caches and of memory changed by {:.0} % meanwhile",
             100.0 * disturbed_share,
             100.0 * drift
         )));
@@ -433,9 +598,10 @@ pub fn measure_host(
             drift,
             is_busy: drift > MARKED_DRIFT || disturbed_share > MARKED_DISTURBANCE,
         },
-        clock_hertz,
-        mispredict_ns,
+        clock_hertz: measured_clock(&sampler)?,
+        mispredict_ns: measured_mispredict(&sampler)?,
         private_latencies: latencies.private.clone(),
+        private_bytes: latencies.fitted(|fit| fit.private_bytes),
         shared_level: part.shared.level,
         shared_bytes: latencies.fitted(|fit| fit.cache_bytes),
         shared_ns: latencies.fitted(|fit| fit.cache_ns),
@@ -448,24 +614,22 @@ pub fn measure_host(
     })
 }
 
+/// Strides in lines.
+const STRIDES: [u32; 6] = [1, 2, 4, 8, 16, 32];
+
 /// Returns the clock of a busy core by a chain of multiplications; `None` on processors other than x86-64.
-fn measure_clock(sampler: &mut Sampler) -> Result<Option<Estimate>, CalibrationError> {
+fn measured_clock(sampler: &Sampler) -> Result<Option<Estimate>, CalibrationError> {
     if !cfg!(target_arch = "x86_64") {
         return Ok(None);
     }
-    // A core takes a few ms to reach its clock.
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_millis(30) {
-        multiply(10_000);
-    }
-    let ns = sampler.time_per_unit(&mut |_, steps| multiply(steps))?;
+    let ns = sampler.time_of(TimedLoop::Multiply)?;
     Ok(Some(scaled(ns, |ns| MULTIPLICATION_CYCLES / ns * 1e9)))
 }
 
 /// Returns the cost of a mispredicted branch: twice what a random branch costs more than one that is never taken.
-fn measure_mispredict(sampler: &mut Sampler) -> Result<Estimate, CalibrationError> {
+fn measured_mispredict(sampler: &Sampler) -> Result<Estimate, CalibrationError> {
     let [random, steady] =
-        [1 << 63, 0].map(|bit| sampler.time_per_unit(&mut |seed, steps| branch(steps, bit, seed)));
+        [true, false].map(|is_random| sampler.time_of(TimedLoop::Branch { is_random }));
     let (random, steady) = (random?, steady?);
     let cost = |random: f64, steady: f64| (2.0 * (random - steady)).max(0.0);
     Ok(Estimate {
@@ -475,18 +639,23 @@ fn measure_mispredict(sampler: &mut Sampler) -> Result<Estimate, CalibrationErro
     })
 }
 
+fn walk_over(bytes: u64) -> TimedLoop {
+    TimedLoop::Walk { bytes, walks: 1 }
+}
+
+/// Returns the walk that hits the first level.
+fn first_level_walk(part: &MeasuredPart<'_>) -> TimedLoop {
+    walk_over(part.private.first().map_or(32 << 10, |(_, bytes)| *bytes) / 2)
+}
+
 /// Latencies by size, and what follows from them.
 struct Latencies {
-    /// Time of a step of a walk that hits the first level.
-    first_level_walk_ns: Estimate,
     /// Time of the loop itself, which is part of every sample.
-    loop_ns: Estimate,
-    /// Latency at half of the largest private cache.
-    private_half: Estimate,
+    loop_ns: f64,
     private: Vec<LevelLatency>,
     points: Vec<(u64, Estimate)>,
     fit: Option<LatencyFit>,
-    /// The fit of each sweep over the sizes.
+    /// The fit of each part of the samples.
     fits: Vec<LatencyFit>,
 }
 
@@ -504,14 +673,6 @@ impl Latencies {
             .unwrap_or(largest_bytes)
     }
 
-    fn at_memory_bytes(&self, memory_bytes: u64) -> Estimate {
-        self.points
-            .iter()
-            .find(|(bytes, _)| *bytes == memory_bytes)
-            .or(self.points.last())
-            .map_or(Estimate::exact(0.0), |(_, latency)| *latency)
-    }
-
     /// Returns a fitted value with its range over the sweeps; `None` without a fit.
     fn fitted(&self, value_of: fn(&LatencyFit) -> f64) -> Option<Estimate> {
         let value = value_of(self.fit.as_ref()?);
@@ -526,167 +687,99 @@ impl Latencies {
         let largest = self
             .points
             .last()
-            .map_or(self.loop_ns, |(_, latency)| *latency);
+            .map_or(Estimate::exact(self.loop_ns), |(_, latency)| *latency);
         self.fitted(|fit| fit.memory_ns).unwrap_or(largest)
     }
 }
 
-/// Returns the latency of a random walk over this many bytes.
-fn measure_latency(
-    sampler: &mut Sampler,
-    buffer: &LineBuffer,
-    bytes: u64,
-    loop_ns: &Estimate,
-) -> Result<Estimate, CalibrationError> {
-    // The walk must first find what it will find later: each line once or twice, but for no longer than a sample or two.
-    let lines = bytes / 64;
-    buffer.walk::<8>(bytes, (lines / 4).min(100_000), 1);
-    let time =
-        sampler.time_per_unit(&mut |seed, steps| buffer.walk::<1>(bytes, steps, seed + 2))?;
-    Ok(scaled(time, |ns| (ns - loop_ns.value).max(0.1)))
-}
-
-/// Returns the time of a step of a walk that hits the first level.
-fn measure_first_level_walk(
-    sampler: &mut Sampler,
-    part: &MeasuredPart<'_>,
-    buffer: &LineBuffer,
-) -> Result<Estimate, CalibrationError> {
-    let first_level_bytes = part.private.first().map_or(32 << 10, |(_, bytes)| *bytes);
-    sampler.time_per_unit(&mut |seed, steps| buffer.walk::<1>(first_level_bytes / 2, steps, seed))
+/// Returns the latency of a walk whose step took this time.
+fn without_loop(step: Estimate, loop_ns: f64) -> Estimate {
+    scaled(step, |ns| (ns - loop_ns).max(0.1))
 }
 
 fn measure_latencies(
     sampler: &mut Sampler,
     part: &MeasuredPart<'_>,
-    buffer: &LineBuffer,
-    clock_hertz: Option<Estimate>,
 ) -> Result<Latencies, CalibrationError> {
-    let walk_ns = measure_first_level_walk(sampler, part, buffer)?;
-    let first_level_ns = clock_hertz.map_or(0.0, |hertz| FIRST_LEVEL_CYCLES / hertz.value * 1e9);
-    let loop_ns = scaled(walk_ns, |ns| ns - first_level_ns);
-    let mut private = Vec::new();
-    for (index, &(level, bytes)) in part.private.iter().enumerate() {
-        // Of a walk over most of a private cache, a part hits in the level before.
-        let inner_bytes = if index == 0 {
-            0
-        } else {
-            part.private[index - 1].1
-        };
-        let walked = (bytes * 3 / 4).max(2 * inner_bytes).min(bytes);
-        let latency = measure_latency(sampler, buffer, walked, &loop_ns)?;
-        let inner_ns = private
-            .last()
-            .map_or(0.0, |inner: &LevelLatency| inner.ns.value);
-        let inner_share = inner_bytes as f64 / walked as f64;
+    let private_bytes = part.private_bytes();
+    let mut sizes = Vec::new();
+    let mut bytes = private_bytes as f64 * 0.5;
+    while bytes <= sampler.buffer.bytes() as f64 {
+        sizes.push(bytes as u64 / 4096 * 4096);
+        bytes *= SIZE_RATIO;
+    }
+    // Of a walk over half of a private cache, a part hits in the level before.
+    let inner_bytes_of = |index: usize| match index {
+        0 => 0,
+        _ => part.private[index - 1].1,
+    };
+    let private_sizes: Vec<u64> = part
+        .private
+        .iter()
+        .enumerate()
+        .map(|(index, (_, bytes))| (bytes / 2).max(2 * inner_bytes_of(index)).min(*bytes))
+        .collect();
+    let mut loops = vec![
+        TimedLoop::Multiply,
+        TimedLoop::Branch { is_random: true },
+        TimedLoop::Branch { is_random: false },
+        first_level_walk(part),
+    ];
+    for &bytes in private_sizes.iter().chain(&sizes) {
+        if !loops.contains(&walk_over(bytes)) {
+            loops.push(walk_over(bytes));
+        }
+    }
+    sampler.sample_rounds(&loops, ROUNDS);
+
+    let first_level_ns = match measured_clock(sampler)? {
+        Some(hertz) => FIRST_LEVEL_CYCLES / hertz.value * 1e9,
+        None => 0.0,
+    };
+    let loop_ns = sampler.time_of(first_level_walk(part))?.value - first_level_ns;
+    let mut private: Vec<LevelLatency> = Vec::new();
+    for (index, (&(level, _), &bytes)) in part.private.iter().zip(&private_sizes).enumerate() {
+        let latency = without_loop(sampler.time_of(walk_over(bytes))?, loop_ns);
+        let inner_ns = private.last().map_or(0.0, |inner| inner.ns.value);
+        let inner_share = inner_bytes_of(index) as f64 / bytes as f64;
         let ns = scaled(latency, |ns| {
             ((ns - inner_share * inner_ns) / (1.0 - inner_share)).max(inner_ns)
         });
         private.push(LevelLatency { level, ns });
     }
-    let private_bytes = part.private_bytes();
-    let private_half = measure_latency(sampler, buffer, private_bytes / 2, &loop_ns)?;
-    let mut sizes = Vec::new();
-    let mut bytes = private_bytes as f64 * 1.25;
-    while bytes <= buffer.bytes() as f64 {
-        sizes.push(bytes as u64 / 4096 * 4096);
-        bytes *= 1.3;
-    }
-    // What other guests leave of the cache changes within a second, so that every size is measured at several times.
-    let mut sweeps = Vec::new();
-    for _ in 0..SWEEPS {
-        let latencies = sizes
-            .iter()
-            .map(|&size| measure_latency(sampler, buffer, size, &loop_ns))
-            .collect::<Result<Vec<Estimate>, _>>()?;
-        sweeps.push(latencies);
-    }
+
     let private_ns = private.last().map_or(0.0, |last| last.ns.value);
-    let largest_bytes = (part.shared_bytes as f64 * 1.1).min(buffer.bytes() as f64 / 2.0);
-    let fit_points = |latencies: &[Estimate]| {
-        let values: Vec<(f64, f64)> = sizes
+    let largest_bytes = (part.shared_bytes as f64 * 1.1).min(sampler.buffer.bytes() as f64 / 2.0);
+    let points_of = |is_used: &dyn Fn(usize, usize) -> bool| {
+        sizes
             .iter()
-            .zip(latencies)
+            .map(|&bytes| {
+                let step = sampler.time_in(walk_over(bytes), is_used)?;
+                Ok((bytes, without_loop(step, loop_ns)))
+            })
+            .collect::<Result<Vec<(u64, Estimate)>, CalibrationError>>()
+    };
+    let fit_points = |points: &[(u64, Estimate)]| {
+        let values: Vec<(f64, f64)> = points
+            .iter()
             .map(|(bytes, latency)| (*bytes as f64, latency.value))
             .collect();
         fit_latencies(&values, private_bytes as f64, private_ns, largest_bytes)
     };
-    let all_sweeps = |at: usize| {
-        let values = sweeps.iter().map(|latencies| latencies[at].value).collect();
-        at_quantile(values, MEDIAN).unwrap_or(loop_ns)
-    };
-    let combined: Vec<Estimate> = (0..sizes.len()).map(all_sweeps).collect();
-    let fit = fit_points(&combined);
-    let fits = sweeps
-        .iter()
-        .filter_map(|latencies| fit_points(latencies))
-        .collect();
-    let points = sizes.into_iter().zip(combined).collect();
+    let points = points_of(&|_, _| true)?;
+    let mut fits = Vec::new();
+    for part in 0..FITTED_PARTS {
+        fits.extend(fit_points(&points_of(&|number, _| {
+            number % FITTED_PARTS == part
+        })?));
+    }
     Ok(Latencies {
-        first_level_walk_ns: walk_ns,
         loop_ns,
-        private_half,
+        fit: fit_points(&points),
         private,
         points,
-        fit,
         fits,
     })
-}
-
-fn measure_overlap(
-    sampler: &mut Sampler,
-    buffer: &LineBuffer,
-    bytes: u64,
-) -> Result<Vec<ParallelWalks>, CalibrationError> {
-    let mut measured = Vec::new();
-    macro_rules! measure {
-        ($($walks:literal)*) => {$(
-            let time = sampler.time_per_unit(&mut |seed, steps| buffer.walk::<$walks>(bytes, steps, seed))?;
-            measured.push(ParallelWalks { walks: $walks, ns_per_miss: scaled(time, |ns| ns / f64::from($walks)) });
-        )*};
-    }
-    measure!(1 2 4 6 8 10 12 16 20 24);
-    Ok(measured)
-}
-
-fn measure_strides(
-    sampler: &mut Sampler,
-    buffer: &LineBuffer,
-    latencies: &Latencies,
-) -> Result<Vec<StrideLatency>, CalibrationError> {
-    let mut strides = Vec::new();
-    let cached_ns = latencies
-        .private
-        .first()
-        .map_or(0.0, |first| first.ns.value);
-    let hideable_ns = (latencies.memory_ns().value - cached_ns).max(1.0);
-    for lines in [1u32, 2, 4, 8, 16, 32] {
-        let mut index = 0;
-        let ns = sampler.time_per_unit(&mut |_, steps| {
-            index = buffer.stride(lines as usize, index, steps);
-        })?;
-        let hidden_share = (1.0 - (ns.value - cached_ns) / hideable_ns).clamp(0.0, 1.0);
-        strides.push(StrideLatency {
-            lines,
-            ns,
-            hidden_share,
-        });
-    }
-    Ok(strides)
-}
-
-fn measure_core_bandwidth(
-    sampler: &mut Sampler,
-    buffer: &mut LineBuffer,
-) -> Result<(Estimate, Estimate), CalibrationError> {
-    let bytes_per_s = |line_ns: Estimate| scaled(line_ns, |ns| 64.0 / ns * 1e9);
-    let mut next = 0;
-    let read_ns =
-        sampler.time_per_unit(&mut |_, lines| next = buffer.read_all(next, lines as usize))?;
-    let mut next = 0;
-    let write_ns =
-        sampler.time_per_unit(&mut |_, lines| next = buffer.write_all(next, lines as usize))?;
-    Ok((bytes_per_s(read_ns), bytes_per_s(write_ns)))
 }
 
 /// Returns the bandwidth of streams on all of these CPUs at once; `None` if threads were kept from running.
@@ -762,7 +855,6 @@ const NEIGHBOR_WALKS: usize = 8;
 fn measure_insertion(
     sampler: &mut Sampler,
     part: &MeasuredPart<'_>,
-    buffer: &LineBuffer,
     latencies: &Latencies,
     (neighbor_cpu, neighbor): (CpuId, LineNeighbor),
 ) -> Result<Option<Estimate>, CalibrationError> {
@@ -775,13 +867,26 @@ fn measure_insertion(
         return Ok(None);
     }
     let walk_bytes = walk_bytes as u64;
-    let memory_bytes = latencies.memory_bytes(buffer.bytes());
-    let alone_ns = measure_latency(sampler, buffer, walk_bytes, &latencies.loop_ns)?;
+    let buffer_bytes = sampler.buffer.bytes();
+    let loops = [
+        walk_over(latencies.memory_bytes(buffer_bytes)),
+        walk_over(walk_bytes),
+    ];
+    let latency_of = |sampler: &Sampler, timed_loop| {
+        Ok(without_loop(
+            sampler.time_of(timed_loop)?,
+            latencies.loop_ns,
+        ))
+    };
+    sampler.samples.remove(&loops[1]);
+    sampler.sample_rounds(&loops[1..], NEIGHBOR_ROUNDS);
+    let alone_ns = latency_of(sampler, loops[1])?;
+    let samples_alone = loops.map(|timed_loop| sampler.samples.remove(&timed_loop));
     let stop = std::sync::atomic::AtomicBool::new(false);
     let is_running = std::sync::atomic::AtomicBool::new(false);
     let run_neighbor = || -> io::Result<f64> {
         let pinned = PinnedThread::new(neighbor_cpu);
-        let own_buffer = LineBuffer::new(buffer.bytes());
+        let own_buffer = LineBuffer::new(buffer_bytes);
         is_running.store(true, std::sync::atomic::Ordering::Relaxed);
         let (mut next, mut lines, start) = (0, 0u64, Instant::now());
         while !stop.load(std::sync::atomic::Ordering::Relaxed) {
@@ -797,26 +902,29 @@ fn measure_insertion(
         let rate = lines as f64 / start.elapsed().as_nanos() as f64;
         pinned.map(|_| rate)
     };
-    let (beside, neighbor_rate) = std::thread::scope(|scope| {
+    let neighbor_rate = std::thread::scope(|scope| {
         let neighbor_thread = scope.spawn(run_neighbor);
         while !is_running.load(std::sync::atomic::Ordering::Relaxed)
             && !neighbor_thread.is_finished()
         {
             std::thread::sleep(Duration::from_millis(5));
         }
-        let beside = measure_latency(sampler, buffer, memory_bytes, &latencies.loop_ns).and_then(
-            |memory_ns| {
-                let walk_ns = measure_latency(sampler, buffer, walk_bytes, &latencies.loop_ns)?;
-                Ok((memory_ns, walk_ns))
-            },
-        );
+        sampler.sample_rounds(&loops, NEIGHBOR_ROUNDS);
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         let rate = neighbor_thread
             .join()
             .unwrap_or_else(|_| Err(io::Error::other("the neighbor has ended")));
-        (beside, rate)
+        rate
     });
-    let (memory_ns, walk_ns) = beside?;
+    let (memory_ns, walk_ns) = (
+        latency_of(sampler, loops[0])?,
+        latency_of(sampler, loops[1])?,
+    );
+    for (timed_loop, samples) in loops.into_iter().zip(samples_alone) {
+        sampler
+            .samples
+            .insert(timed_loop, samples.unwrap_or_default());
+    }
     let neighbor_rate =
         neighbor_rate.map_err(|error| CalibrationError::Pin(neighbor_cpu.0, error))?;
     // Memory of the cached lines beside the stream; the private cache holds its share of the walk in any case.
@@ -830,7 +938,7 @@ fn measure_insertion(
             cache_lines: fit.cache_bytes / 64.0,
             walk_lines: walk_bytes as f64 / 64.0,
             miss_share: missed(ns),
-            walk_rate: (1.0 - private_share) / (walk_ns.value + latencies.loop_ns.value),
+            walk_rate: (1.0 - private_share) / (walk_ns.value + latencies.loop_ns),
             co_runner_rate: neighbor_rate,
         })
     };
@@ -870,7 +978,11 @@ mod tests {
     /// Does a branch that nobody can predict cost more than one that is never taken?
     #[test]
     fn a_random_branch_costs_more_than_a_steady_one() {
-        match measure_mispredict(&mut Sampler::default()) {
+        let mut sampler = Sampler::new(LineBuffer::new(1 << 20), 0);
+        let branches = [true, false].map(|is_random| TimedLoop::Branch { is_random });
+        let multiplications = [TimedLoop::Multiply];
+        sampler.sample_rounds(&[&branches[..], &multiplications].concat(), 5);
+        match measured_mispredict(&sampler) {
             // Emulated processors predict nothing.
             Ok(cost) => assert!(cost.low <= cost.value && cost.value < 1000.0, "{cost:?}"),
             Err(error) => assert!(matches!(error, CalibrationError::Busy(_)), "{error}"),
@@ -880,15 +992,12 @@ mod tests {
     /// Does a loop's time not depend on the number of steps, so that a sample is a rate?
     #[test]
     fn a_sample_is_a_rate() {
-        let buffer = LineBuffer::new(1 << 20);
-        let mut sampler = Sampler::default();
-        let mut counted = 0u64;
-        let time = sampler.time_per_unit(&mut |seed, steps| {
-            counted += steps;
-            buffer.walk::<1>(1 << 16, steps, seed);
-        });
+        let mut sampler = Sampler::new(LineBuffer::new(1 << 20), 0);
+        sampler.sample_rounds(&[walk_over(1 << 16)], 5);
+        let time = sampler.time_of(walk_over(1 << 16));
+        assert!(sampler.units[&walk_over(1 << 16)] > 1000);
         match time {
-            Ok(time) => assert!(time.value > 0.0 && time.low <= time.high && counted > 1000),
+            Ok(time) => assert!(time.value > 0.0 && time.low <= time.high),
             Err(error) => assert!(matches!(error, CalibrationError::Busy(_)), "{error}"),
         }
     }

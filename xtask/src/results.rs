@@ -108,7 +108,7 @@ pub fn write(root: &Path) -> Result<(), String> {
         .try_for_each(|(path, text)| fs::write(path, text).map_err(error_in_file(path)))
 }
 
-/// Returns the pages that differ from those generated from the data.
+/// Pages that differ from those generated from the data.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
     let pages = render_pages(root)?;
     let path_from_root = |path: &Path| {
@@ -204,7 +204,7 @@ fn list_pages(root: &Path) -> Result<Vec<PathBuf>, String> {
     list_files(&root.join(RESULTS_DIR), "md")
 }
 
-/// Returns all figures, in the order of the files and of their lines.
+/// In the order of the files and of their lines.
 fn read_figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
     let mut records = Vec::new();
     for path in list_files(&root.join(RESULTS_DIR).join("data"), "jsonl")? {
@@ -220,7 +220,7 @@ fn read_figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
     Ok(records)
 }
 
-/// Returns the path and text of every page.
+/// By path.
 fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     let path = root.join(RESULTS_DIR).join("findings.toml");
     let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
@@ -273,7 +273,7 @@ fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     Ok(pages)
 }
 
-/// Returns the newest figure of each result in each form, and older figures with more seeds; ordered by id.
+/// The newest figure of each result in each form, and older figures with more seeds; ordered by id.
 fn current_figures<'a>(figures: impl Iterator<Item = &'a ResultRecord>) -> Vec<&'a ResultRecord> {
     let mut records: Vec<&ResultRecord> = figures.collect();
     let is_same = |a: &ResultRecord, b: &ResultRecord| {
@@ -372,7 +372,7 @@ fn generator_note() -> String {
         .to_string()
 }
 
-/// Returns whether the figure has a target. The pages omit results without a target, because they have no verdict.
+/// The pages omit results without a target, because they have no verdict.
 fn has_target(figure: &ResultRecord) -> bool {
     figure.target != "shown as measured"
 }
@@ -462,7 +462,7 @@ impl<'a> FigureOrigin<'a> {
     }
 }
 
-/// Returns the runs that measured these figures, in the order of the figures.
+/// In the order of the figures.
 fn figure_origins<'a>(figures: &[&'a ResultRecord]) -> Vec<FigureOrigin<'a>> {
     let mut origins = Vec::new();
     for origin in figures

@@ -99,7 +99,7 @@ const POLICY_HEADINGS: &[&str] = &[
     "## Source",
 ];
 
-/// Returns every complaint, in the form `file:line: description`.
+/// Complaints have the form `file:line: description`.
 ///
 /// # Errors
 /// The tree cannot be read.
@@ -149,7 +149,7 @@ fn check_pages(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     page_index::check(root, &pages, complaints)
 }
 
-/// Returns the source directories of the crates and of the Python package, by name.
+/// By name; the Python package is one of them.
 fn crate_source_dirs(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let python = root.join("python");
     let mut crates = Vec::from_iter(python.exists().then(|| ("python".to_string(), python)));
@@ -217,7 +217,7 @@ fn rust_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Returns all files below a directory, or the file itself; build products are skipped.
+/// Or the file itself; build products are skipped.
 fn files_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let (mut paths, mut pending) = (Vec::new(), vec![dir.to_path_buf()]);
     while let Some(path) = pending.pop() {
@@ -233,8 +233,7 @@ fn files_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Returns whether a file contains only tests, examples or a build script, so that only its length and unfinished work
-/// are checked.
+/// Of tests, examples and build scripts, only length and unfinished work are checked.
 pub fn is_test_file(path: &Path) -> bool {
     let is_test_dir = |part: &std::ffi::OsStr| part.to_string_lossy().ends_with("_tests");
     let is_in_test_dir = path.iter().any(|part| {
@@ -308,8 +307,8 @@ fn check_source(
     Ok(())
 }
 
-/// Returns whether the code builds the type itself. A longer name with the same ending does not count
-/// (`OfflineProfiler` is the pipeline's front end).
+/// A longer name with the same ending does not count (`OfflineProfiler` is the pipeline's front
+/// end).
 fn builds_type(code: &str, fragment: &str) -> bool {
     code.match_indices(fragment)
         .any(|(index, _)| !code[..index].ends_with("Offline"))

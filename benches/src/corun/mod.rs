@@ -177,7 +177,7 @@ impl CorunBench {
     }
 }
 
-/// Returns the pairs to measure: for each program, companions drawn at random.
+/// For each program, companions drawn at random.
 fn choose_pairs(
     programs: &[CorunProgram],
     forecasts: &[Vec<PercentInterval>],
@@ -361,7 +361,8 @@ impl CorunHost {
         Ok(())
     }
 
-    /// Returns the user and system time of a program that runs to its end beside another one.
+    /// User and system time of `program` until its end; the companion is restarted as long as it
+    /// lasts.
     pub fn time_beside(
         &self,
         program: &CorunProgram,
@@ -372,7 +373,7 @@ impl CorunHost {
         self.time_program(program)
     }
 
-    /// Returns the user and system time of a program that runs to its end on the first CPU, without that of its load.
+    /// User and system time on the first CPU, without that of its load.
     pub fn time_program(&self, program: &CorunProgram) -> anyhow::Result<f64> {
         let _load = self.start_load(program)?;
         self.time_alone(&program.command)
@@ -395,7 +396,7 @@ impl CorunHost {
         Ok(Some(BackgroundGroup(child)))
     }
 
-    /// Returns the user and system time of a command that runs to its end on the first CPU.
+    /// User and system time on the first CPU, until the command ends.
     pub fn time_alone(&self, command: &[String]) -> anyhow::Result<f64> {
         let child = self.spawn(command, self.cpus.0)?;
         wait_for_time(child, &command[0])
@@ -514,7 +515,7 @@ impl Drop for BackgroundGroup {
     }
 }
 
-/// Returns the median slowdown in percent, with a 90 % bootstrap interval; `None` with too few rounds.
+/// Median slowdown in percent, with a 90 % bootstrap interval; `None` with too few rounds.
 fn slowdown_interval(ratios: &[f64], seed: u64) -> Option<PercentInterval> {
     const RESAMPLES: usize = 1000;
     if ratios.len() < MIN_ROUNDS {

@@ -118,7 +118,8 @@ impl EventCounts {
         EventCounts(readings)
     }
 
-    /// Returns the count, scaled for multiplexing; `None` if the event was not measured or never scheduled.
+    /// Scaled for multiplexing; `None` if the event was not measured or never scheduled, which is
+    /// not zero.
     pub fn get(&self, event: CounterEvent) -> Option<f64> {
         let reading = self.0.iter().find(|reading| reading.event == event)?;
         (reading.enabled_share > 0.0).then(|| reading.count as f64 / reading.enabled_share)
@@ -166,7 +167,7 @@ pub struct TaskSample {
 }
 
 impl TaskSample {
-    /// Returns the service that the task belongs to: its command name if there is no other.
+    /// A program without a service is one by its command name.
     pub fn service_or_command(&self) -> Cow<'_, ServiceIdentity> {
         let command = || Cow::Owned(ServiceIdentity::command(&self.name));
         self.service.as_ref().map_or_else(command, Cow::Borrowed)
@@ -177,12 +178,12 @@ impl TaskSample {
         self.on_cpu_ns.iter().any(|(_, ns)| *ns > 0)
     }
 
-    /// Returns the time on any CPU within the window.
+    /// On any CPU, within the window.
     pub fn ran_ns(&self) -> u64 {
         self.on_cpu_ns.iter().map(|(_, ns)| ns).sum()
     }
 
-    /// Returns the time on these CPUs within the window.
+    /// Within the window; a task that moved has time on several sets.
     pub fn ran_on_ns(&self, cpus: &CpuSet) -> u64 {
         self.on_cpu_ns
             .iter()
@@ -245,8 +246,7 @@ pub struct RowInterval {
     pub task_counts: Vec<EventCounts>,
 }
 
-/// Returns for each row of a probe whether it is complete: whether it has all tasks of the probe, although other rows do
-/// not.
+/// A row is complete if it has all tasks of the probe, although other rows do not.
 pub fn complete_rows(rows: &[&[TaskId]]) -> Vec<bool> {
     let task_count = rows
         .iter()
@@ -503,7 +503,7 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// Returns the tasks that did not end in this window.
+    /// Without those that ended in this window, whose last readings it still has.
     pub fn live_tasks(&self) -> BTreeSet<TaskId> {
         self.tasks
             .iter()

@@ -72,7 +72,7 @@ pub enum Units {
 }
 
 impl Units {
-    /// Returns the allowed colors or ways.
+    /// Colors or ways, whichever the share is in.
     pub fn set(&self) -> &IndexSet {
         match self {
             Units::Colors { allowed, .. } => allowed,
@@ -237,7 +237,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns a plan that changes nothing and measures nothing.
+    /// Changes nothing and measures nothing: every object gets the machine's default back.
     pub fn idle(window: WindowLength) -> Self {
         Plan {
             affinity: BTreeMap::new(),

@@ -183,8 +183,8 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
         }))
     }
 
-    /// Returns the next observation, completed with the refusals of the plan in force, which a recording already
-    /// contains.
+    /// The next observation, completed with the refusals of the plan in force, which a recording
+    /// already contains.
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
         let Some(mut observation) = self.machine.observe()? else {
             return Ok(None);
@@ -197,7 +197,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
         Ok(Some(observation))
     }
 
-    /// Returns the online CPUs, if they differ from the window before.
+    /// `None` if they are those of the window before.
     fn take_online_change(&mut self) -> Option<CpuSet> {
         let online = self.machine.topology().online();
         let changed_cpus = (online != self.online_cpus).then(|| online.clone());
@@ -223,14 +223,14 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
 }
 
 impl<M: Machine, P> ControlLoop<M, P> {
-    /// Returns the profiles after the last step, as the policy received them.
+    /// After the last step, as the policy received them.
     pub fn profiles(&self) -> &Profiles {
         self.recalled_profiles
             .as_ref()
             .unwrap_or(&self.measured_profiles)
     }
 
-    /// Returns the machine, and the profiles after the last step for the machine to learn from.
+    /// Both at once, because the machine may learn from the profiles after the last step.
     pub fn machine_and_profiles(&mut self) -> (&mut M, &Profiles) {
         (
             &mut self.machine,

@@ -42,7 +42,7 @@ impl ServiceKind {
         ServiceKind::Command,
     ];
 
-    /// Returns the name in files and tables.
+    /// The spelling of files and tables.
     pub fn text(self) -> &'static str {
         match self {
             ServiceKind::Unit => "unit",
@@ -93,12 +93,12 @@ impl ServiceIdentity {
         }
     }
 
-    /// Returns a program without a service.
+    /// For programs without a service.
     pub fn command(program: &str) -> Self {
         ServiceIdentity::new(ServiceKind::Command, program)
     }
 
-    /// Returns a container outside any pod.
+    /// For containers outside any pod.
     pub fn container(id: &str) -> Self {
         ServiceIdentity {
             container: Some(id.to_string()),
@@ -106,7 +106,7 @@ impl ServiceIdentity {
         }
     }
 
-    /// Returns a container of a pod; without one, the pod as a whole.
+    /// Without a container, the pod as a whole.
     pub fn from_pod(pod: &str, container: Option<&str>) -> Self {
         let name =
             container.map_or_else(|| pod.to_string(), |id| format!("{pod}/{}", shorten_id(id)));
@@ -118,14 +118,15 @@ impl ServiceIdentity {
         }
     }
 
-    /// Returns whether the name identifies the service without its kind.
+    /// Whether the name identifies the service without its kind. Names of users' units do not,
+    /// because users choose them.
     pub fn has_trusted_name(&self) -> bool {
         self.kind != ServiceKind::UserUnit
     }
 
-    /// Returns whether a name that a user wrote matches this service: `redis`, `redis.service`, `unit/redis`,
-    /// `pod/namespace/name`. A unit of a user is matched only with its kind, `user-unit/redis`, because users choose the names
-    /// of their units.
+    /// Understands `redis`, `redis.service`, `unit/redis` and `pod/namespace/name`. A unit of a
+    /// user is matched only with its kind, `user-unit/redis`, because users choose the names of
+    /// their units.
     pub fn is_named(&self, word: &str) -> bool {
         let is_named_by = |word: &str| {
             let stem = self
@@ -163,10 +164,10 @@ pub struct CgroupService {
 
 const UNIT_SUFFIXES: [&str; 5] = ["service", "scope", "socket", "mount", "swap"];
 
-/// Returns the service of a process, from the text of its `/proc/PID/cgroup`; `None` if no path names one.
+/// `text` is that of `/proc/PID/cgroup`; `None` if no path in it names a service.
 ///
-/// On cgroup v1 each controller has its own hierarchy, and a batch system uses only some of them, so the most specific
-/// path counts.
+/// On cgroup v1 each controller has its own hierarchy, and a batch system uses only some of them,
+/// so the most specific path counts.
 pub fn service_of_cgroups(text: &str) -> Option<CgroupService> {
     let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     let services = paths.filter_map(service_of_cgroup);
@@ -180,7 +181,7 @@ pub fn service_of_cgroups(text: &str) -> Option<CgroupService> {
     })
 }
 
-/// Returns the rank of a kind; a kind of higher rank is more specific.
+/// Higher is more specific.
 fn specificity_of(kind: ServiceKind) -> u32 {
     match kind {
         ServiceKind::Command => 0,
@@ -194,8 +195,8 @@ fn specificity_of(kind: ServiceKind) -> u32 {
     }
 }
 
-/// Returns the service that one path names; `None` if it names none. Below a user's service manager
-/// (`user@UID.service`) the user makes and names the groups, so that nothing there but her units is a service.
+/// `None` if the path names no service. Below a user's service manager (`user@UID.service`) the
+/// user makes and names the groups, so that nothing there but her units is a service.
 pub fn service_of_cgroup(path: &str) -> Option<CgroupService> {
     let names: Vec<&str> = path.split('/').filter(|name| !name.is_empty()).collect();
     if user_manager_index(&names).is_some() {
@@ -412,9 +413,10 @@ fn shorten_id(id: &str) -> &str {
     if is_id { &id[..SHORT_ID] } else { id }
 }
 
-/// Returns whether a program of this name belongs to the runtime of a service rather than to the service. These are
-/// pause containers, monitors, shims, step daemons, and a child that has not yet executed its program (`runc:[2:INIT]`,
-/// `(server)`). Anyone can give a program such a name, so outside of containers only root's programs are helpers.
+/// Whether a program of this name belongs to the runtime of a service rather than to the service.
+/// These are pause containers, monitors, shims, step daemons, and a child that has not yet executed
+/// its program (`runc:[2:INIT]`, `(server)`). Anyone can give a program such a name, so outside of
+/// containers only root's programs are helpers.
 pub fn is_runtime_helper(command: &str, kind: Option<ServiceKind>, is_roots: bool) -> bool {
     let helper_prefixes = [
         "containerd-shim",
@@ -436,7 +438,7 @@ pub fn is_runtime_helper(command: &str, kind: Option<ServiceKind>, is_roots: boo
         || is_roots && command.starts_with('(') && command.ends_with(')')
 }
 
-/// Returns whether a thread of a guest's process is a virtual CPU. The others emulate devices.
+/// The other threads of a guest's process emulate devices.
 pub fn is_virtual_cpu(thread: &str) -> bool {
     let number = thread
         .strip_prefix("CPU ")

@@ -295,7 +295,7 @@ impl TrustedDir {
         Ok(file)
     }
 
-    /// Returns the content of a file of at most `limit_bytes`; `None` if the file does not exist.
+    /// `None` if the file does not exist.
     ///
     /// # Errors
     /// The errors of [`TrustedDir::open_file`], or the file is longer than the limit.
@@ -351,7 +351,7 @@ impl TrustedDir {
         (&file).write_all(format!("{line}\n").as_bytes())
     }
 
-    /// Returns the names in the directory, unsorted, without `.` and `..`.
+    /// Unsorted, without `.` and `..`.
     pub fn names(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in rustix::fs::Dir::read_from(&self.fd)? {

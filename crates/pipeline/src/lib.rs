@@ -77,7 +77,7 @@ impl OfflineProfiler {
         self.profiles()
     }
 
-    /// Returns the profiles after the last window.
+    /// After the last window, as the policy received them.
     pub fn profiles(&self) -> &Profiles {
         self.recalled_profiles
             .as_ref()
@@ -133,12 +133,12 @@ impl Pipeline {
         }
     }
 
-    /// Returns the configuration from which the pipeline was built.
+    /// The configuration from which the pipeline was built.
     pub fn config(&self) -> &PipelineConfig {
         &self.config
     }
 
-    /// Returns the header, which is the first line of a run log, for a run on this machine.
+    /// First line of a run log: all that a replay needs besides the windows.
     pub fn build_run_header(&self, machine: &impl Machine) -> RunHeader {
         RunHeader {
             format: RUN_LOG_VERSION,
@@ -148,7 +148,7 @@ impl Pipeline {
         }
     }
 
-    /// Returns the evidence that the policy and the profilers request and this machine cannot provide, with remedies.
+    /// What the policy and the profilers request and this machine cannot provide, with remedies.
     pub fn missing_evidence(&self, machine: &impl Machine) -> Vec<UnavailableEvidence> {
         missing_evidence(
             &self.config.policy.name,

@@ -190,7 +190,7 @@ pub struct PercentRange {
 }
 
 impl PercentRange {
-    /// Returns the range in whole percent, such as `11 to 50 %`.
+    /// In whole percent, such as `11 to 50 %`.
     pub fn describe(self) -> String {
         format!(
             "{} to {} %",
@@ -284,7 +284,7 @@ pub struct CacheAssignment {
 }
 
 impl PlanResult {
-    /// Returns the measure of [`PlanResult::expected`].
+    /// What [`PlanResult::expected`] measures.
     pub fn measure(&self) -> &'static str {
         match (self.unit.as_str(), self.covers_machine) {
             ("percent", true) => "mean slowdown with all caches at work",
@@ -377,7 +377,7 @@ pub struct TopologyResult {
 }
 
 impl TopologyResult {
-    /// Returns the result for a topology from `source`.
+    /// `source` says where the topology is from.
     pub fn new(source: &str, topology: &Topology) -> Self {
         let cpus = topology.cpus.iter().map(|cpu| CpuRow {
             cpu: cpu.id.0,
@@ -403,7 +403,7 @@ impl TopologyResult {
     }
 }
 
-/// Returns the name of a level for display.
+/// `L1i`, `L1d`, `L2`: the spelling of output.
 pub fn level_name(level: CacheLevel) -> &'static str {
     match level {
         CacheLevel::L1Instruction => "L1i",

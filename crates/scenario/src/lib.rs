@@ -167,8 +167,7 @@ fn build_program(program: &ScenarioProgram, seed: u64) -> Result<SimProgram, Str
     })
 }
 
-/// Returns the recording that a program's name means: a file or a bundled recording ([`find_recording`]). `None` for a
-/// simulated program.
+/// A file or a bundled recording ([`find_recording`]); `None` for a simulated program.
 ///
 /// # Errors
 /// Neither a simulated program nor a recording has this name; the message lists those that exist.

@@ -149,7 +149,7 @@ impl PhaseCurves {
         number
     }
 
-    /// Returns the rates with `lines` resident lines if a share `dropped_share` of the prefetches is dropped.
+    /// Rates with `lines` resident lines if a share `dropped_share` of the prefetches is dropped.
     #[inline]
     pub fn rates_at(&self, curve: u32, lines: f32, dropped_share: f32) -> SizeRates {
         let first_node = curve as usize * NODES;
@@ -172,7 +172,7 @@ impl PhaseCurves {
         interpolate(&rates_with_prefetch, &rates_without_prefetch, dropped_share)
     }
 
-    /// Returns the cycles per instruction at one size with and without prefetchers.
+    /// Cycles per instruction at one size with and without prefetchers.
     pub fn prefetch_benefit(&self, curve: u32, lines: f32, late_share: f32) -> Prefetch {
         let cycles_per_instr_at =
             |dropped_share: f32| self.rates_at(curve, lines, dropped_share).cycles_per_instr;
@@ -183,8 +183,8 @@ impl PhaseCurves {
         }
     }
 
-    /// Returns the part of the stall that demand misses cause, each at its cost without prefetchers. Late prefetched
-    /// lines cause the remaining stall.
+    /// The part of the stall that demand misses cause, each at its cost without prefetchers. Late
+    /// prefetched lines cause the remaining stall.
     #[inline]
     pub fn demand_stall_per_instr(&self, curve: u32, rates: &SizeRates) -> f32 {
         if !self.has_prefetch_data[curve as usize] {
@@ -193,7 +193,7 @@ impl PhaseCurves {
         (rates.demand_per_instr * self.miss_cost_cycles[curve as usize]).min(rates.stall_per_instr)
     }
 
-    /// Returns the cycles per instruction with the whole cache and with prefetchers.
+    /// With the whole cache and with prefetchers.
     #[inline]
     pub fn solo_cycles_per_instr(&self, curve: u32) -> f32 {
         self.with_prefetch[curve as usize * NODES + STEPS].cycles_per_instr
@@ -206,9 +206,9 @@ impl PhaseCurves {
         interpolate(&nodes[low], &nodes[low + 1], position - low as f32)
     }
 
-    /// Returns the number of lines touched in a window of this many of the program's own instructions, and the number
-    /// added by each further instruction. The search starts at `hint`, the position of the previous result, and updates
-    /// it.
+    /// Lines touched in a window of this many of the program's own instructions, and those added by
+    /// each further instruction. The search starts at `hint`, the position of the previous result,
+    /// and updates it.
     #[inline]
     pub fn window_footprint(&self, curve: u32, window_instr: f64, hint: &mut u8) -> (f32, f32) {
         let nodes = &self.with_prefetch[curve as usize * NODES..(curve as usize + 1) * NODES];
@@ -235,7 +235,7 @@ impl PhaseCurves {
         }
     }
 
-    /// Returns the number of lines touched by the end of a window, if `start_lines` had been touched before it.
+    /// Lines touched by the end of a window, if `start_lines` had been touched before it.
     #[inline]
     pub fn footprint_after(
         &self,
@@ -254,9 +254,9 @@ impl PhaseCurves {
         }
     }
 
-    /// Returns the shares of a phase's references that hit within a given number of lines of the LRU stack, if a share
-    /// `dropped_share` of the prefetches is dropped. A prefetched line counts as a hit, and a dropped prefetch as none, as
-    /// in the counters of [`PhaseCurves::rates_at`].
+    /// Shares of a phase's references that hit within a given number of lines of the LRU stack, if
+    /// a share `dropped_share` of the prefetches is dropped. A prefetched line counts as a hit, and
+    /// a dropped prefetch as none, as in the counters of [`PhaseCurves::rates_at`].
     pub fn distance_distribution(&self, curve: u32, dropped_share: f32) -> DistanceDistribution {
         let first_node = curve as usize * NODES;
         let demand_at = |index: usize| {
@@ -276,8 +276,8 @@ impl PhaseCurves {
         }
     }
 
-    /// Returns the number of the program's own instructions in which `lines` lines are touched; the inverse of
-    /// [`PhaseCurves::window_footprint`].
+    /// The inverse of [`PhaseCurves::window_footprint`]: the program's own instructions in which
+    /// `lines` lines are touched.
     pub fn window_instr(&self, curve: u32, lines: f32) -> f64 {
         let nodes = &self.with_prefetch[curve as usize * NODES..(curve as usize + 1) * NODES];
         f64::from(self.interpolate(nodes, lines).window_instr).min(f64::from(NEVER_INSTR))
@@ -395,8 +395,8 @@ impl JoinedCurve {
     }
 }
 
-/// Returns the rates if every reference is a miss. A miss costs as much as one at the smallest measured size without
-/// prefetchers, because those that prefetchers leave are mostly waits for their lines.
+/// Rates if every reference is a miss. A miss costs as much as one at the smallest measured size
+/// without prefetchers, because those that prefetchers leave are mostly waits for their lines.
 fn without_lines(phase: &ProgramPhase, latency_cycles: f64) -> SizePoint {
     let smallest_point = phase.points[0];
     let (stall, misses) = match smallest_point.without_prefetch {

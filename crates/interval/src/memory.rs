@@ -47,13 +47,13 @@ pub struct MemoryDemand {
 }
 
 impl MemoryDemand {
-    /// Returns the instructions per cycle on a processor.
+    /// Instructions per cycle on a processor.
     #[inline]
     pub fn speed(&self) -> f32 {
         1.0 / (self.cycles + self.queued_cycles)
     }
 
-    /// Returns the share of its time on a processor in which the task does not wait for memory.
+    /// Share of its time on a processor in which the task does not wait for memory.
     #[inline]
     fn busy_share(&self) -> f32 {
         ((self.cycles - self.stall_cycles) * self.speed()).clamp(MIN_BUSY_SHARE, 1.0)
@@ -101,7 +101,7 @@ impl QueueServer {
         }
     }
 
-    /// Returns the slots of a bus, each busy for the latency. A prefetch finds a free slot or is dropped.
+    /// The slots of a bus, each busy for the latency. A prefetch finds a free slot or is dropped.
     fn of_slots(slots: f64, latency_cycles: f64) -> Self {
         let server = QueueServer::new(slots, latency_cycles, false);
         QueueServer {
@@ -115,13 +115,13 @@ impl QueueServer {
         }
     }
 
-    /// Returns the time in which the server transfers a line.
+    /// Time in which the server transfers a line.
     #[inline]
     pub fn cycles_per_line(&self) -> f32 {
         self.station.cycles_per_line as f32
     }
 
-    /// Returns the lines per instruction with which a task uses this server.
+    /// Lines per instruction with which a task uses this server.
     #[inline]
     pub fn lines_per_instr(&self, demand: &MemoryDemand) -> f32 {
         if self.has_slots {
@@ -131,7 +131,7 @@ impl QueueServer {
         }
     }
 
-    /// Returns the lines per instruction that pass all others at this server.
+    /// Lines per instruction that pass all others at this server.
     fn priority_lines_per_instr(&self, demand: &MemoryDemand) -> f32 {
         if self.station.do_prefetches_pass {
             demand.lines - demand.written_lines
@@ -231,7 +231,7 @@ impl MemorySystem {
         (package / self.packages_per_node) as usize
     }
 
-    /// Returns what a task asks of a server while its waits elsewhere add these cycles per instruction.
+    /// What a task asks of a server while its waits elsewhere add these cycles per instruction.
     fn source_at(
         &self,
         server: &QueueServer,
@@ -260,9 +260,9 @@ impl MemorySystem {
         }
     }
 
-    /// Returns the share of its prefetches that a task loses because of its co-runners, beyond the loss when it runs
-    /// alone. This is the larger of the share of prefetches that find no free slot, and the share of the speed that
-    /// later prefetches cost.
+    /// Share of its prefetches that a task loses because of its co-runners, beyond the loss when it
+    /// runs alone. This is the larger of the share of prefetches that find no free slot, and the
+    /// share of the speed that later prefetches cost.
     pub fn dropped_share(
         &self,
         node: usize,
@@ -303,11 +303,12 @@ impl MemorySystem {
         }
     }
 
-    /// Returns the share of the benefit of prefetching that a task loses because its prefetches start late. A stream
-    /// advances by its prefetch distance in each memory latency. That distance is proportional to the number of free
-    /// entries, which is sampled now and a moment ago; the larger sample counts. Between the samples, the outstanding
-    /// requests of others change (mean of the larger of two normal numbers). The loss is relative to the
-    /// range from aided to unaided cycles, and weighted by the share of the stall that is due to late lines.
+    /// The share of the benefit of prefetching that a task loses because its prefetches start late.
+    /// A stream advances by its prefetch distance in each memory latency. That distance is
+    /// proportional to the number of free entries, which is sampled now and a moment ago; the
+    /// larger sample counts. Between the samples, the outstanding requests of others change (mean
+    /// of the larger of two normal numbers). The loss is relative to the range from aided to
+    /// unaided cycles, and weighted by the share of the stall that is due to late lines.
     fn late_prefetch_loss(
         &self,
         node: usize,
@@ -359,9 +360,9 @@ impl MemorySystem {
         }
     }
 
-    /// Returns the number of lines that arrive at once if the task's misses overlap. Misses that are waited for as
-    /// one stall arrive together, up to the number that a core overlaps; all other lines arrive one by one. If slots
-    /// are limited, lines arrive as slots become free.
+    /// The number of lines that arrive at once if the task's misses overlap. Misses that are waited
+    /// for as one stall arrive together, up to the number that a core overlaps; all other lines
+    /// arrive one by one. If slots are limited, lines arrive as slots become free.
     fn burst_lines(&self, demand: &MemoryDemand) -> f32 {
         if !self.read_slots.is_empty() || demand.serial_misses <= 0.0 || demand.lines <= 0.0 {
             return 1.0;
@@ -370,7 +371,7 @@ impl MemorySystem {
             * (demand.demand_lines / demand.lines).min(1.0)
     }
 
-    /// Returns whether a prefetcher runs less far ahead if fewer entries are free.
+    /// Whether a prefetcher runs less far ahead if fewer entries are free.
     pub fn can_throttle_prefetch(&self) -> bool {
         self.prefetch_distance_lines.is_some()
     }

@@ -55,7 +55,7 @@ struct PastPhase {
 }
 
 impl PastPhase {
-    /// Returns the number of lines that were touched after `cutoff` but before the present phase, and how fast this
+    /// Lines that were touched after `cutoff` but before the present phase, and how fast this
     /// number falls per cycle of the cut-off.
     #[inline]
     fn remaining_lines_and_loss(&mut self, cutoff: f64, curves: &PhaseCurves) -> (f32, f32) {
@@ -245,7 +245,7 @@ impl OccupancyModel {
         self.hint.swap_remove(index);
     }
 
-    /// Returns whether all lines that the user has touched since its arrival are still resident.
+    /// Whether all lines that the user has touched since its arrival are still resident.
     pub fn has_all_lines(&self, entry: usize) -> bool {
         let domain = &self.domains[usize::from(self.domain[entry])];
         if self.is_random {
@@ -255,7 +255,7 @@ impl OccupancyModel {
         }
     }
 
-    /// Returns the maximum occupancy of the user.
+    /// Lines that the user can have at most.
     pub fn max_lines(&self, entry: usize) -> f32 {
         self.domains[usize::from(self.domain[entry])].capacity_lines
     }
@@ -466,8 +466,8 @@ impl OccupancyModel {
         cutoff
     }
 
-    /// Returns the total number of lines if the cut-off were at `cutoff`, and how fast the total falls per cycle of the
-    /// cut-off.
+    /// Lines in total if the cut-off were at `cutoff`, and how fast the total falls per cycle of
+    /// the cut-off.
     fn lines_and_loss_at(&mut self, domains: u64, cutoff: f64, curves: &PhaseCurves) -> (f32, f32) {
         let (mut sum, mut loss_per_cycle) = (0.0, 0.0);
         for index in 0..self.task.len() {
@@ -574,8 +574,8 @@ impl OccupancyModel {
         change
     }
 
-    /// Returns the number of cycles in which the present rates fill the fastest domain once, which is the natural
-    /// length of a step.
+    /// Cycles in which the present rates fill the fastest domain once, which is the natural length
+    /// of a step.
     pub fn turnover_cycles(&self, curves: &PhaseCurves) -> f64 {
         let mut min_cycles = f64::INFINITY;
         for (number, domain) in self.domains.iter().enumerate() {
@@ -594,7 +594,7 @@ impl OccupancyModel {
         min_cycles
     }
 
-    /// Returns the total number of resident lines.
+    /// Of all users together.
     pub fn occupied_lines(&self) -> f32 {
         self.lines.iter().sum()
     }

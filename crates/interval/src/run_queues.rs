@@ -229,7 +229,7 @@ impl RunQueues {
         self.assign_gang_members();
     }
 
-    /// Returns the CPUs that have a gang member in every turn, so that no task without a gang can run there.
+    /// CPUs that have a gang member in every turn, so that no task without a gang can run there.
     fn gang_only_cpus(&self) -> CpuSet {
         let is_full = |rotation: &&QueueRotation| {
             let cpu_count = rotation.cpus.count() as usize;
@@ -434,7 +434,7 @@ impl RunQueues {
             .any(|rotation| rotation.cpus.contains(cpu))
     }
 
-    /// Returns the time of the next event: the end of a turn, the advance of a rotation, or the wake-up of a task.
+    /// The end of a turn, the advance of a rotation, or the wake-up of a task, whichever is first.
     pub fn next_event(&self) -> f64 {
         let turns = self.queues.iter().map(|queue| queue.turn_end);
         let rotations = self.rotations.iter().map(|rotation| rotation.turn_end);
@@ -484,7 +484,7 @@ impl RunQueues {
         self.queues[cpu].tasks = tasks;
     }
 
-    /// Gives the CPU to the runnable task with the least time relative to its weight, until the task's slice ends or
+    /// The runnable task with the least time relative to its weight runs until its slice ends or
     /// another task wakes.
     fn start_turn(&mut self, cpu: usize, now: f64) {
         let tasks = std::mem::take(&mut self.queues[cpu].tasks);
@@ -604,7 +604,7 @@ impl RunQueues {
         }
     }
 
-    /// Returns the contended cache of a CPU.
+    /// The contended one.
     pub fn cache_of(&self, cpu: u32) -> u32 {
         self.cache_of_cpu[cpu as usize]
     }
@@ -613,14 +613,14 @@ impl RunQueues {
         self.cache_of_cpu[cpu as usize] = cache;
         self.changed_slots.extend(&self.queues[cpu as usize].tasks);
     }
-    /// Returns the tasks in one CPU's queue.
+    /// One CPU's queue.
     pub fn queued_tasks(&self, cpu: u32) -> &[u32] {
         &self.queues[cpu as usize].tasks
     }
     pub fn is_online(&self, cpu: u32) -> bool {
         self.queues[cpu as usize].is_online
     }
-    /// Returns the average number of context switches per cycle of a task, one at the end of each slice.
+    /// On average; one at the end of each slice.
     pub fn switches_per_cycle(&self, slot: u32) -> f64 {
         let Some(cpu) = self.tasks[slot as usize].cpu else {
             return 0.0;

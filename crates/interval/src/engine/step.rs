@@ -3,8 +3,8 @@
 
 use super::*;
 
-/// Returns the ratio of the next step's length to that of the last step, in which an occupancy changed by at most this
-/// share of the capacity. Steps aim at changes of a few percent each.
+/// Ratio of the next step's length to that of the last step, in which an occupancy changed by at
+/// most this share of the capacity. Steps aim at changes of a few percent each.
 fn step_growth(change: f32) -> f64 {
     if change < STEADY_CHANGE {
         STEADY_STEP_GROWTH
@@ -475,7 +475,7 @@ fn cpu_load(run_queues: &RunQueues, slots: &Slots, cpu: u32) -> f32 {
         .sum()
 }
 
-/// Returns the lines per cycle between a cache's tasks and memory, at the tasks' present speeds.
+/// Lines per cycle between a cache's tasks and memory, at the tasks' present speeds.
 fn memory_traffic(
     occupancy_model: &OccupancyModel,
     slots: &Slots,

@@ -96,7 +96,7 @@ impl Burst {
         self.thread = Some(thread);
     }
 
-    /// Returns whether a probe of the thread counts events until an overflow interrupts it.
+    /// Whether a probe of the thread counts events until an overflow interrupts it.
     #[inline]
     pub fn has_overflow_count(&self) -> bool {
         self.has_probes
@@ -132,7 +132,7 @@ impl Burst {
         self.issued_in_record = 0;
     }
 
-    /// Returns the tick up to which time and window allow instructions to issue.
+    /// The tick up to which time and window allow instructions to issue.
     #[inline]
     pub fn find_issue_limit(&self, is_in_order: bool, now: u64, context: &mut HwContext) -> u64 {
         if is_in_order {

@@ -202,7 +202,7 @@ impl Caches {
         })
     }
 
-    /// Returns the ticks to a copy of the line in another cache.
+    /// To a copy of the line in another cache.
     pub fn remote_latency_ticks(&self, request: &CacheRequest, copies: SnoopResult) -> u64 {
         let transfer_ticks = if copies.package == Some(request.package) {
             self.same_package_ticks
@@ -288,7 +288,7 @@ impl Caches {
         copies
     }
 
-    /// Returns the sectors of a victim cache's line that overlap the bytes `address` .. + 2^`span_shift`.
+    /// Sectors of a victim cache's line that overlap the bytes `address` .. + 2^`span_shift`.
     fn overlapping_sectors(&self, index: usize, address: u64, span_shift: u32) -> u32 {
         let (unit, child_shift) = (&self.units[index], self.child_line_shift(index));
         let start = address >> span_shift << span_shift;
@@ -506,7 +506,7 @@ impl Caches {
         }
     }
 
-    /// Returns the line length of the caches above, as a shift; for a victim cache, that of its sectors.
+    /// Line length of the caches above, as a shift; for a victim cache, that of its sectors.
     pub fn child_line_shift(&self, index: usize) -> u32 {
         self.units[index]
             .children

@@ -176,7 +176,7 @@ impl CoreFrontEnd {
         (burst.tick, burst.issued_in_record) = (tick, tick.wrapping_sub(cursor.record_start));
     }
 
-    /// Returns the access that was held. Its line may have been taken away in the meantime.
+    /// The access that was held. Its line may have been taken away in the meantime.
     #[inline(always)]
     fn resumed_access<K: CoreKind>(
         &self,

@@ -68,7 +68,7 @@ pub(super) struct Pivot {
 }
 
 impl Pivot {
-    /// Returns the two ends of the entering arc: first the one within the subtree to be cut off.
+    /// First the end within the subtree to be cut off.
     pub fn entering_arc_ends(&self) -> (u32, u32) {
         if self.is_cut_on_from_path {
             (self.from_node, self.to_node)
@@ -92,9 +92,10 @@ pub(super) struct Basis {
 }
 
 impl Basis {
-    /// Returns the number of trips whose arcs fill `arcs`.
+    /// Trips whose arcs fill `arcs`.
     ///
-    /// In 429.mcf's test input, the generated arcs are 13.4 % of all pairs of its trips (2 393 292 of 5 985^2 / 2).
+    /// In 429.mcf's test input, the generated arcs are 13.4 % of all pairs of its trips (2 393 292
+    /// of 5 985^2 / 2).
     pub fn trip_count(arcs: u64) -> u64 {
         let trips = libm::sqrt(2.0 * arcs as f64 / 0.134) as u64;
         trips.min(arcs / (2 * (TRIP_ARCS + GIVEN_ARCS))).max(8)
@@ -183,10 +184,10 @@ impl Basis {
         self.link(node, parent);
     }
 
-    /// Returns tail, head and cost of an arc.
+    /// Tail, head and cost.
     ///
-    /// Trips start evenly over the day and last 10 to 64 minutes, so 29 trips make a vehicle's day, as in the published
-    /// solution (5 985 trips, 206 vehicles).
+    /// Trips start evenly over the day and last 10 to 64 minutes, so 29 trips make a vehicle's day,
+    /// as in the published solution (5 985 trips, 206 vehicles).
     #[inline]
     pub fn arc_ends_and_cost(&self, arc: u64) -> (u32, u32, i64) {
         let trips = self.trips;
@@ -233,7 +234,7 @@ impl Basis {
         (end(trip), start(head_trip), cost)
     }
 
-    /// Returns the first trip that starts after this one has ended.
+    /// The first trip that starts after this one has ended.
     #[inline]
     fn first_trip_after(&self, trip: u64) -> u64 {
         let minutes = 10 + hash_value(trip ^ self.salt) % 55;
@@ -257,7 +258,8 @@ impl Basis {
         cost - self.nodes[tail as usize].potential + self.nodes[head as usize].potential
     }
 
-    /// Returns whether a change of the flow over a nonbasic arc of this reduced cost would improve the solution.
+    /// Whether a change of the flow over a nonbasic arc of this reduced cost would improve the
+    /// solution.
     pub fn is_violating(&self, arc: u64, reduced_cost: i64) -> bool {
         if reduced_cost < 0 {
             !self.is_at_upper_bound(arc)
@@ -272,8 +274,8 @@ impl Basis {
         self.costs_salt = hash_value(self.costs_salt);
     }
 
-    /// Returns the cycle that an arc closes, with the first arc on it that blocks. `on_climb` is called for every step
-    /// up the tree.
+    /// The cycle that an arc closes, with the first arc on it that blocks. `on_climb` is called for
+    /// every step up the tree.
     pub fn find_pivot(&self, entering_arc: u64, mut on_climb: impl FnMut(u32)) -> Pivot {
         let (tail, head, cost) = self.arc_ends_and_cost(entering_arc);
         let reduced_cost = self.reduced_cost(tail, head, cost);
@@ -318,7 +320,7 @@ impl Basis {
         }
     }
 
-    /// Returns the amount by which the potentials of the cut-off subtree change.
+    /// The change of the potentials of the cut-off subtree.
     pub fn potential_change(&self, pivot: &Pivot) -> i64 {
         let inner_end = pivot.entering_arc_ends().0;
         if inner_end == self.arc_ends_and_cost(pivot.entering_arc).0 {
@@ -471,8 +473,8 @@ impl Basis {
         };
     }
 
-    /// Returns the node that follows `node` in the depth-first order of the subtree of `root`; `None` after the last
-    /// one.
+    /// The node that follows `node` in the depth-first order of the subtree of `root`; `None` after
+    /// the last one.
     pub fn next_in_depth_first_order(&self, node: u32, root: u32) -> Option<u32> {
         self.next_in_subtree(node, root, |_, _| ())
     }
@@ -533,7 +535,7 @@ mod tests {
         true
     }
 
-    /// Returns the number of vehicles in use, and for every node the flow in minus the flow out.
+    /// Vehicles in use, and for every node the flow in minus the flow out.
     fn flow_balance(basis: &Basis) -> (u64, Vec<i32>) {
         let mut excess = vec![0; basis.nodes.len()];
         let mut vehicles = 0;
@@ -607,7 +609,8 @@ mod tests {
         );
     }
 
-    /// Returns the maximum number of trips that can follow another one in the same vehicle (Berge's augmenting paths).
+    /// The maximum number of trips that can follow another one in the same vehicle (Berge's
+    /// augmenting paths).
     fn max_matching(basis: &Basis) -> u64 {
         let mut followers = vec![Vec::new(); basis.trips as usize];
         for arc in TRIP_ARCS * basis.trips..basis.arcs {

@@ -99,7 +99,7 @@ impl LoopBody {
         }
     }
 
-    /// Returns the number of sites that give several hundred accesses.
+    /// As many sites as give several hundred accesses.
     fn sites_per_step(self) -> u64 {
         match self {
             LoopBody::Point(_) => 64,
@@ -196,8 +196,7 @@ impl Gauge {
         }
     }
 
-    /// Returns the neighbor of a site at this number of hops in a direction, in a periodic lattice. Even sites are the
-    /// first half.
+    /// At this number of hops in a direction of a periodic lattice. Even sites are the first half.
     fn neighbor(&self, site: u64, direction: u64, hops: u64) -> u64 {
         let (half_count, side) = (self.site_count / 2, self.side);
         let is_odd = u64::from(site >= half_count);
@@ -526,7 +525,8 @@ fn emit_update(out: &mut AccessEmitter, loads: &[(u64, u64)], target: (u64, u64)
     store_words(out, target.0, target.1);
 }
 
-/// Returns all loops in the program's order, with the published shares of its four routines and of the rest.
+/// All loops in the program's order, with the published shares of its four routines and of the
+/// rest.
 fn build_routines(sites: u64) -> Vec<Routine> {
     let half_count = sites / 2;
     let sweep_over = |first, count| {

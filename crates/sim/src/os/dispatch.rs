@@ -248,7 +248,7 @@ impl Dispatcher {
             .collect();
     }
 
-    /// Returns the cycle at which the next slice ends or queues must be balanced.
+    /// When the next slice ends or queues must be balanced.
     pub fn next_event_cycle(&self) -> u64 {
         let open_cpus = self
             .cpus

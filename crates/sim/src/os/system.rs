@@ -197,7 +197,7 @@ impl System {
         slot
     }
 
-    /// Returns the hardware thread of a task, on a CPU or not; `None` once it has exited.
+    /// On a CPU or not; `None` once the task has exited.
     pub fn thread(&self, slot: Slot) -> Option<&HwThread> {
         let unloaded_thread = self.tasks[slot].unloaded_thread.as_ref();
         unloaded_thread.or_else(|| {
@@ -220,7 +220,7 @@ impl System {
         (0..self.dispatcher.cpu_count()).find(runs_slot)
     }
 
-    /// Returns all counts of a task so far.
+    /// All counts so far.
     pub fn task_counters(&self, slot: Slot) -> TaskCounters {
         let mut counters = self
             .thread(slot)

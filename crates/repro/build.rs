@@ -43,7 +43,7 @@ fn main() {
     }
 }
 
-/// Returns the digest of each module of this crate.
+/// The digest of each module of this crate.
 pub fn module_digests(root: &Path, workspace: &Workspace) -> BTreeMap<String, String> {
     let modules = read_modules(&source_dir(root, "cachemate-repro"));
     let module_digest =

@@ -61,7 +61,7 @@ pub enum ResultVerdict {
 }
 
 impl ResultVerdict {
-    /// Returns the name of the verdict in JSON.
+    /// As JSON spells it.
     pub fn name(self) -> &'static str {
         match self {
             ResultVerdict::Met => "met",
@@ -72,8 +72,8 @@ impl ResultVerdict {
 }
 
 impl ResultTarget {
-    /// Returns the verdict on one measured value. A missing value is [`ResultVerdict::Missed`]; without a target, there
-    /// is no verdict.
+    /// The verdict on one measured value. A missing value is [`ResultVerdict::Missed`]; without a
+    /// target, there is no verdict.
     pub fn judge_value(&self, measured_value: Option<f64>) -> Option<ResultVerdict> {
         if *self == ResultTarget::Shown {
             return None;
@@ -98,8 +98,8 @@ impl ResultTarget {
         })
     }
 
-    /// Returns the verdict on a mean over seeds, which must reach the target by more than its standard error. The mean
-    /// of a single seed has no error.
+    /// The verdict on a mean over seeds, which must reach the target by more than its standard
+    /// error. The mean of a single seed has no error.
     fn judge_mean(&self, mean: Option<f64>, standard_error: Option<f64>) -> Option<ResultVerdict> {
         let error_or_zero = standard_error.unwrap_or(0.0);
         match *self {
@@ -116,8 +116,8 @@ impl ResultTarget {
         }
     }
 
-    /// Returns the worst verdict on several values; a missed one is worse than a met one, and that is worse than an
-    /// exceeded one.
+    /// The worst verdict on several values; a missed one is worse than a met one, and that is worse
+    /// than an exceeded one.
     fn worst_verdict(&self, values: impl Iterator<Item = Option<f64>>) -> Option<ResultVerdict> {
         let verdict_rank = |verdict: &ResultVerdict| match verdict {
             ResultVerdict::Missed => 0,
@@ -315,7 +315,8 @@ impl Finding {
         self
     }
 
-    /// Returns whether more seeds could change the verdict: there is a target that the seeds so far do not decide.
+    /// Whether more seeds could change the verdict: there is a target that the seeds so far do not
+    /// decide.
     pub fn is_undecided(&self) -> bool {
         self.verdict.is_some()
             && self
@@ -404,7 +405,7 @@ pub struct ExperimentContext<'a> {
 }
 
 impl<'a> ExperimentContext<'a> {
-    /// Returns a context for a full run with one seed in this process, without progress reports.
+    /// A context for a full run with one seed in this process, without progress reports.
     pub fn for_seed(seed: u64, stop: &'a AtomicBool) -> Self {
         let seeds = vec![seed];
         ExperimentContext {
@@ -556,8 +557,8 @@ pub type RunExperiment = fn(&ExperimentContext<'_>) -> Result<Vec<Finding>>;
 pub(crate) type ExperimentRun = (&'static str, RunExperiment);
 
 impl Experiment {
-    /// Returns whether the experiment comes from no paper. Such experiments run only if requested by id; they take
-    /// longer than all of the papers' experiments together.
+    /// Whether the experiment comes from no paper. Such experiments run only if requested by id;
+    /// they take longer than all of the papers' experiments together.
     pub fn is_from_no_paper(&self) -> bool {
         self.ids.iter().all(|id| {
             ["AUTO", "PROMISES", "INTERVAL-", "VALIDATION-"]
@@ -584,12 +585,12 @@ impl Findings {
         self
     }
 
-    /// Returns the number of findings with each verdict: `met`, `exceeded`, `missed`.
+    /// `met`, `exceeded` and `missed`, each with its number of findings.
     pub fn verdict_counts(&self) -> BTreeMap<&'static str, usize> {
         Findings::count_verdicts(&self.results)
     }
 
-    /// Returns the number of findings with each verdict, for any findings.
+    /// As [`Findings::verdict_counts`], for any findings.
     pub fn count_verdicts<'a>(
         findings: impl IntoIterator<Item = &'a Finding>,
     ) -> BTreeMap<&'static str, usize> {

@@ -46,7 +46,7 @@ pub(crate) use statistics::{greatest, least};
 
 use cachemate_trace::{TraceError, unknown_name_error};
 
-/// Returns all experiments, in the order of the papers.
+/// In the order of the papers.
 pub fn experiments() -> Vec<Experiment> {
     let papers = [
         bs::EXPERIMENTS,

@@ -57,8 +57,9 @@ pub const POOL: [&str; 16] = [
     "namd",
 ];
 
-/// Returns the machines of the draw. The smaller ones are whole; of the largest one, a complex with a quarter of its
-/// cache is used, because these programs cannot fill the whole cache within a feasible length of simulation.
+/// The machines of the draw. The smaller ones are whole; of the largest one, a complex with a
+/// quarter of its cache is used, because these programs cannot fill the whole cache within a
+/// feasible length of simulation.
 pub(super) fn setups(context: &ExperimentContext<'_>) -> Vec<MachineSetup> {
     let (warm_up_cycles, measured_cycles) = context.pick_by_length(
         (1_000_000, 1_000_000),
@@ -328,7 +329,7 @@ fn place_on_one_cache(programs: &[usize], machine: &MachineSpec) -> Vec<(usize, 
         .collect()
 }
 
-/// Returns all pairs, in the order of the draw.
+/// All pairs, in the order of the draw.
 fn draw_pairs(
     generator: &mut SplitMix64,
     setup: &MachineSetup,
@@ -414,7 +415,7 @@ fn draw_larger_runs(
     runs
 }
 
-/// Returns a plan with each task's ways of the first contended cache, from the lowest on, and its CPU.
+/// A plan with each task's ways of the first contended cache, from the lowest on, and its CPU.
 fn ways_plan(machine: &MachineSpec, run: &CoRun) -> Plan {
     let cache = machine
         .topology()

@@ -1,11 +1,24 @@
-//! Pipelines: the profilers, predictor, policy and verifier between a machine's observations and its plans.
+//! Pipelines: the profilers, predictor, policy and verifier between a machine's observations and
+//! its plans.
 //!
-//! Problem: the same decision code has to run on a live host, on simulated machines and on recordings, and the replay
-//! of a recording has to repeat its decisions. Method: a pipeline is built from one [`PipelineConfig`], which is stored
-//! in the header of every run log. The configuration lists the profilers in order, the reference predictor, the policy,
-//! and the verifier around the policy. Properties: equal configurations and observations give equal decisions. No other
-//! crate builds profilers or wraps policies (tidy checks it). Evidence that a policy or profiler needs and the machine
-//! does not provide is reported before the first window.
+//! The same decision code has to run on a live host, on simulated machines and on recordings, and
+//! the replay of a recording has to repeat its decisions. It does not if a host has one profiler
+//! more, a predictor with another miss penalty, or a policy without the guard. So a pipeline is
+//! built from one [`PipelineConfig`], which lists the profilers in order, the reference predictor,
+//! the policy and the verifier around it, and is stored in the header of every run log.
+//!
+//! For example, a daemon wrote `run.jsonl` under `auto` with seed 7. `cachemate replay run.jsonl`
+//! builds the pipeline from the header, feeds it the recorded windows, and compares each plan,
+//! reason and forecast. With `--policy dio` only the policy is exchanged, and the answer is where
+//! the plans differ; it is never how fast the programs would have been, because the recorded counts
+//! belong to the recorded plans.
+//!
+//! # Invariants
+//! - Equal configurations and observations give equal decisions.
+//! - No other crate builds profilers or wraps policies (tidy checks it).
+//! - Evidence that a policy or profiler needs and the machine does not provide is reported before
+//!   the first window.
+//! - No recorded miss count is presented as the result of another policy.
 
 #![warn(missing_docs)]
 

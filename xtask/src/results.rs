@@ -1,7 +1,14 @@
 //! Generates the pages of results in `docs/results/` from measured figures and written findings.
 //!
-//! `docs/results/data/*.jsonl` contains figures, one per line, as `cachemate repro` measured them; `findings.toml`
-//! contains the papers and at most ten sentences on each. The pages are generated only from both; a test compares them.
+//! A figure that is copied into a page by hand is right until the next run, and nobody sees which
+//! run it was from. So figures are data, one per line in `docs/results/data/*.jsonl`, as `cachemate
+//! repro` measured them, with seeds, date, version and command; `findings.toml` contains the papers
+//! and at most ten sentences on each; and the pages are generated only from both. A test compares
+//! them.
+//!
+//! For example, `cargo run -p xtask -- results import out/results.json night` adds the lines of a
+//! run. The newest figure of each result is shown, and an older one with more seeds beside it,
+//! marked as older.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,7 +1,18 @@
-//! The specification of a machine: all parameters from which the simulator builds it, and on which predictors rely.
+//! The specification of a machine: all parameters from which the simulators build it, and on which
+//! predictors rely.
 //!
-//! `cachemate-spec` reads it from `machines/*.toml`; the checks are here, so that they also cover a machine that code
-//! builds. CPUs are numbered context by context within a core, core by core within a package, package by package.
+//! A forecast is meant for one machine, and it is compared with a run on the same machine, so there
+//! is one description for both and not one for each use. `cachemate-spec` reads it from
+//! `machines/*.toml`; the checks are here, because they have to cover a machine that code builds,
+//! too.
+//!
+//! For example, `xeon-x5365-4` is one package of four cores with two L2s of 4 MiB and 16 ways, each
+//! shared by two consecutive cores. It therefore has four CPUs and two instances of the contended
+//! cache, which is the L2 because nothing but memory lies behind it. An L2 has 4,096 sets of 64
+//! bytes, so pages of 4 KiB have 4,096 · 64 / 4,096 = 64 colors.
+//!
+//! CPUs are numbered context by context within a core, core by core within a package, package by
+//! package.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,13 +1,23 @@
 //! Promises to programs, judged by measurements.
 //!
-//! Problem: neither a forecast nor the absence of a measurement is evidence that a promise is kept. Method: a promise
-//! is judged by comparing work per second under the plan with the same work alone on this machine. The speed under the
-//! plan is counted over the windows since the plan last changed, and includes the time in which the program waited to
-//! run. The solo speed comes from a stored profile, from a measured solo interval, or from the model: the counted
-//! cycles per instruction minus the counted waits that a program alone would not have. Both have intervals, and the
-//! state follows from the interval of their ratio. Properties: pure; without counts or a solo speed, the state is
-//! [`PromiseState::Unknown`] and names the missing evidence; a policy can only add that a promise is infeasible, never
-//! that it is kept.
+//! A promise that is only forecast would be worth little, and one that nobody measured is not kept
+//! either: neither a forecast nor the absence of a measurement is evidence. So a promise is judged
+//! by comparing work per second under the plan with the same work alone on this machine. The speed
+//! under the plan is counted over the windows since the plan last changed, and includes the time in
+//! which the program waited to run, because its users wait as well. The solo speed comes from a
+//! stored profile, from a measured solo interval, or from the model: the counted cycles per
+//! instruction minus the counted waits that a program alone would not have. Both have intervals,
+//! and the state follows from the interval of their ratio.
+//!
+//! For example, Redis is promised at most 5 %. It did 100,000 requests a second alone and 96,400
+//! under the plan: 3.7 % slower, with an interval from 2.1 to 5.4 %. The value is within the
+//! promise and the interval is not, so the promise is `likely` kept. At 6 to 9 % it is `broken`.
+//!
+//! Why not judge by the last window alone? Its noise is that of one reading, so that the state
+//! would change every second without a cause.
+//!
+//! Without counts or a solo speed, the state is [`PromiseState::Unknown`] and names the missing
+//! evidence. A policy can only add that a promise is infeasible, never that it is kept.
 
 use std::collections::{BTreeMap, VecDeque};
 

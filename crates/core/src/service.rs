@@ -1,7 +1,20 @@
-//! Services: the units, containers, pods, jobs and guests that users run, identified by the path of a control group.
+//! Services: the units, containers, pods, jobs and guests that users run, identified by the path of
+//! a control group.
 //!
-//! A program belongs to the innermost service that its path names, except that a container or a pod hides everything
-//! that runs inside it. A program without a service forms a service named after its command.
+//! Operators know services and the kernel knows threads. The path of a process's control group
+//! joins the two, because service managers, container runtimes and batch systems each put what they
+//! start into a group with a name of theirs. A name is worth only as much as the right to choose
+//! it, however, and users name the groups that were delegated to them; so a path counts as far as
+//! the groups in it belong to root, and a user's unit is matched only together with its kind.
+//!
+//! For example, `/system.slice/redis.service` is the unit `redis.service`,
+//! `/kubepods/burstable/podUID/ID` a container of a pod, whatever runs inside it, and
+//! `/user.slice/user-1000.slice/user@1000.service/app.slice/redis.service` a unit of user 1000,
+//! which the rule `service = "redis"` does not match.
+//!
+//! A program belongs to the innermost service that its path names, except that a container or a pod
+//! hides everything that runs inside it. A program without a service forms one by the name of its
+//! command.
 
 use std::fmt;
 

@@ -16,8 +16,8 @@
 //! is made on the open file.
 //!
 //! # Invariants
-//! - No call waits for another process, and none reads more than its limit, even from a file that
-//!   grows.
+//! - A path of the file system never makes a call wait for another process, and none makes it read
+//!   more than its limit, even if the file grows.
 //! - What a [`TrustedDir`] yields belongs to this user or to root, and no other user can replace
 //!   it.
 //! - A reader sees the old content of a file or the new one, and nothing in between.

@@ -1,13 +1,20 @@
-//! Tables of a phase's rates by size of the contended cache, and the growth of its footprint, which follows from its
-//! fills.
+//! Tables of a phase's rates by size of the contended cache, and the growth of its footprint, which
+//! follows from its fills.
 //!
-//! Problem: occupancies change in every step, so rates are needed at any size, and the footprint after any number of
-//! instructions. Method: points are interpolated monotonically over the logarithm of the size, and tabulated at equal
-//! steps of the capacity. A program that starts with an empty cache gains a line with every fill. With `s` resident
-//! lines, it fills at the rate that it has alone in a cache of `s` lines. This is footprint theory: the miss rate is
-//! the derivative of the footprint (Xiang et al., ASPLOS 2013). The window in which the program touches `s` lines
-//! therefore lasts `∫ ds / fills(s)` instructions. Properties: the footprint is concave where the curve falls, and
-//! never exceeds the capacity.
+//! Occupancies change in every step, so rates are needed at any size, and the footprint after any
+//! number of instructions; a profile has both at a few sizes. Points are interpolated monotonically
+//! over the logarithm of the size, because curves bend at working sets whatever the unit, and
+//! tabulated at equal steps of the capacity. The footprint needs no measurement of its own: a
+//! program that starts with an empty cache gains a line with every fill, and with `s` resident
+//! lines it fills at the rate that it has alone in a cache of `s` lines. This is footprint theory,
+//! in which the miss rate is the derivative of the footprint (Xiang et al., ASPLOS 2013). The
+//! window in which the program touches `s` lines therefore lasts `∫ ds / fills(s)` instructions.
+//!
+//! For example, a loop over 1,000 lines fetches 0.01 lines an instruction as long as they do not
+//! fit, and none beyond. It has touched all of them after 1,000 / 0.01 = 100,000 instructions, and
+//! 500 after half of that; its footprint grows no further.
+//!
+//! The footprint is concave where the curve falls, and never exceeds the capacity.
 
 use crate::memory::Prefetch;
 use crate::program::{ProgramPhase, SizePoint, UnprefetchedRates};

@@ -1,10 +1,19 @@
 //! The engine of the interval machine: its state, and how the state advances in time.
 //!
-//! Problem: a run covers hours of nominal time. Method: between two changes (of a phase, a turn or a plan),
-//! occupancies and speeds approach a steady state. The engine follows them in steps that begin at a fraction of the
-//! cache's turnover and grow as the changes fade. Every cache has its own steps, and the progress of its tasks is
-//! booked at each step. All caches of a memory node share its controller, so a change of the controller's load is
-//! propagated to all of them at once. Properties: no allocation in a step; the same calls give the same bits.
+//! A run covers hours, and what a program does to a cache is settled within a millisecond or so. So
+//! between two changes (of a phase, a turn or a plan) occupancies and speeds only approach a steady
+//! state, and the engine follows them in steps that begin at a fraction of the cache's turnover and
+//! grow as the changes fade. Every cache has its own steps, and the progress of its tasks is booked
+//! at each of them. All caches of a memory node share its controller, so a change of the
+//! controller's load is propagated to all of them at once.
+//!
+//! For example, a cache of 65,536 lines into which its programs fetch 0.02 lines a cycle turns over
+//! in 3.3 million cycles, a millisecond at 3 GHz. After a migration the first steps are a fraction
+//! of that. Once the occupancies stand still, one step reaches to the next change of a phase,
+//! however far that is. Steps of equal length would need a million of them for a quarter of an hour
+//! in which nothing happens.
+//!
+//! A step allocates nothing, and the same calls give the same bits.
 
 use cachemate_core::{CoreModel, CpuSet, MachineSpec};
 

@@ -1,26 +1,32 @@
 //! Occupancy of one cache by its users, as a state that evolves in time.
 //!
-//! Problem: occupancy determines rates, and rates determine occupancy, while tasks arrive, exit, take turns and
-//! change phase.
+//! Occupancy determines rates, and rates determine occupancy, while tasks arrive, exit, take turns
+//! and change phase. Under LRU replacement one number closes the circle: a cache holds the lines
+//! that were touched after a certain moment, the *cut-off*, which is the same for all its users
+//! (Che et al., IEEE JSAC 2002; for programs: footprint theory). The state holds each user's
+//! progress since the cut-off; the user's resident lines are its footprint over that progress. As
+//! users advance, lines arrive; if the sum would exceed the capacity, the cut-off moves until the
+//! sum fits. Progress between the cut-off and the present counts as evenly spread.
 //!
-//! Method for LRU replacement: a cache holds the lines that were touched after a certain moment, the *cut-off*, which
-//! is the same for all its users (Che et al., IEEE JSAC 2002; for programs: footprint theory). The state holds each
-//! user's progress since the cut-off; the user's resident lines are its footprint over that progress. As users
-//! advance, lines arrive; if the sum would exceed the capacity, the cut-off moves until the sum fits. Progress
-//! between the cut-off and the present counts as evenly spread.
+//! For example, a loop goes around 1,000 lines once in 100,000 cycles, and a stream touches 0.02
+//! lines a cycle. In a cache of 3,000 lines the cut-off lies 100,000 cycles back, since 1,000 +
+//! 2,000 lines were touched since then: the loop just fits and always hits. In one of 2,500 lines
+//! it lies only 83,000 cycles back, less than a round, so that each line of the loop is gone when
+//! its turn comes, and the loop always misses. (It is slower then, so the stream gets even more.)
 //!
-//! Phases: the lines touched since a given moment grow with each access whose LRU distance exceeds their number. This
-//! holds across phases, because a profile's rates are measured with the lines that earlier phases left. The footprint
-//! of a new phase therefore grows from the occupancy at which the phase begins. That initial occupancy shrinks as the
-//! cut-off passes the moments at which its lines were touched.
+//! Phases: the lines touched since a given moment grow with each access whose LRU distance exceeds
+//! their number. This holds across phases, because a profile's rates are measured with the lines
+//! that earlier phases left. The footprint of a new phase therefore grows from the occupancy at
+//! which the phase begins. That initial occupancy shrinks as the cut-off passes the moments at
+//! which its lines were touched.
 //!
-//! Method for random replacement: every line is equally likely to be evicted, so users lose lines in proportion to
-//! their occupancy.
+//! Under random replacement, every line is equally likely to be evicted, so users lose lines in
+//! proportion to their occupancy.
 //!
-//! Properties: the state is stable for steps of any length. With steady rates it is the equal-window solution. The
-//! growth of a newcomer, and the decay of the lines of a user that left, follow without further parameters. Disjoint
-//! partitions act as separate caches. Partitions that overlap have one cut-off, except for users that would exceed
-//! their part.
+//! The state is stable for steps of any length, and with steady rates it is the equal-window
+//! solution. The growth of a newcomer, and the decay of the lines of a user that left, follow
+//! without further parameters. Disjoint partitions act as separate caches. Partitions that overlap
+//! have one cut-off, except for users that would exceed their part.
 
 use cachemate_core::ReplacementPolicy;
 

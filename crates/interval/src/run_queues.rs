@@ -1,11 +1,18 @@
 //! Run queues and turns: the CPU of each task, and the share of the CPU's time that the task gets.
 //!
-//! Method, as in common schedulers: every CPU has a queue. A task that arrives, or is no longer allowed on its CPU,
-//! goes to the least loaded of its allowed CPUs, preferably one near its cache. If a queue has at least two tasks
-//! more than another, it gives one up. Within a queue, time is divided by weight. In *averaged* mode, every task of a
-//! queue runs all the time at its share, and the other tasks use the time that sleeping tasks leave. In *explicit*
-//! mode, tasks take turns of a slice. The CPUs of gangs always take explicit turns, because gangs determine which
-//! tasks run together. Properties: ties go to the lower CPU and the earlier task.
+//! Forecasts of caches need to know who runs beside whom and for how long, but not the accidents of
+//! one kernel's balancer. So this is what common schedulers agree on. Every CPU has a queue. A task
+//! that arrives, or is no longer allowed on its CPU, goes to the least loaded of its allowed CPUs,
+//! preferably one near its cache. If a queue has at least two tasks more than another, it gives one
+//! up. Within a queue, time is divided by weight.
+//!
+//! For example, two tasks of the weights 1 and 3 are on one CPU. In *averaged* mode both run all
+//! the time, at a quarter and three quarters of the CPU, which is what a window of a second sees of
+//! turns of some milliseconds; if one of them sleeps, the other uses its time. In *explicit* mode
+//! they take turns of a slice, which costs a step of the engine each. The CPUs of gangs always take
+//! explicit turns, because gangs determine which tasks run together.
+//!
+//! Ties go to the lower CPU and the earlier task.
 
 use cachemate_core::{CpuSet, IndexSet};
 

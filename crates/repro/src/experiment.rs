@@ -1,8 +1,14 @@
 //! Experiments, their contexts, and their findings.
 //!
-//! An experiment measures one or more result ids of the papers (`docs/results/index.md` lists them). It runs on the
-//! simulator for three seeds or more, and returns a measured value, its target, and every point of its figure. The
-//! verdict is always computed from the target; a missed target remains visible, with its cause in the note.
+//! An experiment answers one or more sentences of a paper (`docs/results/index.md` lists their
+//! ids), and a reader must be able to see whether the answer was chosen after the fact. So an
+//! experiment returns measured values, one for each seed, and every point of its figure; its
+//! targets are declared elsewhere (`results.toml`), and the verdict is always computed here from
+//! both. A missed target remains visible, with its cause in the note.
+//!
+//! For example, three seeds give CASC-2 the gains 25, 32 and 37 %, and the target is at least 28.
+//! The mean is 31.3 and its standard error 3.5; 31.3 - 3.5 is below the target, so the verdict is
+//! `missed`. A single seed has no error, and 36 % would be `met`.
 
 use std::any::type_name;
 use std::borrow::Borrow;

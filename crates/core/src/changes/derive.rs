@@ -1,8 +1,18 @@
 //! Derives the list of changes from the desired state.
 //!
-//! Order: gangs stop. Groups widen from the top down, then narrow from the bottom up. Tasks move and get their weights.
-//! Classes of service are created, get their ways and their members, and unused ones are removed. Processes get their
-//! colors. Gangs start. In this order no task moves to CPUs that its group does not allow yet, and no task waits for
+//! A plan says how the machine is to be, and the kernel accepts only steps, some of which are
+//! refused in the wrong order: a thread cannot move to a CPU that its cpuset does not contain, and
+//! a cpuset cannot lose CPUs that its children use. So the steps have one order: Gangs stop. Groups
+//! widen from the top down, then narrow from the bottom up. Tasks move and get their weights.
+//! Classes of service are created, get their ways and their members, and unused ones are removed.
+//! Processes get their colors. Gangs start.
+//!
+//! For example, a group and its child are confined to CPUs 0-1, and both are to have 2-3. The
+//! parent is widened to 0-3 and then the child; the child is narrowed to 2-3 and then the parent.
+//! At no moment does the child have a CPU that its parent lacks, and only then do tasks move. If a
+//! change fails, only what depends on it is skipped.
+//!
+//! In this order no task moves to CPUs that its group does not allow yet, and no task waits for
 //! gangs that are being stopped.
 
 use std::collections::{BTreeMap, BTreeSet};

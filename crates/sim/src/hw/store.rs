@@ -1,12 +1,21 @@
-//! The tags of one cache: sets, replacement, way masks, and the MESI state, owner and sharers of each line.
+//! The tags of one cache: sets, replacement, way masks, and the MESI state, owner and sharers of
+//! each line.
 //!
-//! Problem: there are tens of caches with millions of lines, which are looked up a hundred million times a second.
-//! Method: each line takes twelve bytes, stored set by set (tags, then the rest, then ages or
-//! predictions of reuse; random replacement has none). Zero means absent, so that the host commits memory only for sets that were used. The state needed for a hit
-//! is stored together. Ways keep their position (way masks need it); LRU is an age per line from a clock of the cache,
-//! which is renumbered before it could wrap. In a virtually indexed cache, the set's upper bits are those of the page
-//! (`page_index`). Properties: a tag is the line number without its set bits (if the number of sets is a power of two),
-//! plus one; set and tag together restore the line number when the line leaves.
+//! There are tens of caches with millions of lines, which are looked up a hundred million times a
+//! second, so what counts is how many lines of the *host's* caches a look-up touches. Each line
+//! takes twelve bytes, stored set by set (tags, then the rest, then ages or predictions of reuse;
+//! random replacement has none), and the state needed for a hit is stored together. Zero means
+//! absent, so that the host commits memory only for sets that were used.
+//!
+//! For example, an L3 of 32 MiB has 524,288 lines and takes 6 MiB here. The sixteen tags of a set
+//! fill one line of the host, and are compared with a few vector instructions.
+//!
+//! Ways keep their position, because way masks need it. LRU is therefore an age per line, from a
+//! clock of the cache which is renumbered before it could wrap, and not the order of the lines,
+//! which would have to be moved at every hit. In a virtually indexed cache, the set's upper bits
+//! are those of the page (`page_index`). A tag is the line number without its set bits (if the
+//! number of sets is a power of two), plus one; set and tag together restore the line number when
+//! the line leaves.
 
 use cachemate_core::{CacheSpec, ReplacementPolicy, SplitMix64};
 

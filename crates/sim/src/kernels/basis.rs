@@ -1,16 +1,22 @@
-//! The basis of a network simplex: a spanning tree over a day's timetable, with its flows and potentials.
+//! The basis of a network simplex: a spanning tree over a day's timetable, with its flows and
+//! potentials.
 //!
-//! Problem: mcf's misses depend on the number of tree nodes that a pivot touches, the length of its cycle, and the arcs
-//! that violate optimality. None of these can be drawn at random without deciding the result.
+//! mcf's misses depend on the number of tree nodes that a pivot touches, the length of its cycle,
+//! and the arcs that violate optimality. None of these can be drawn at random without deciding the
+//! result, so the kernel runs a real simplex. The trips of a day are to be covered by as few
+//! vehicles as possible. A trip has a start and an end node; a depot arc leads to each start and
+//! from each end; a dead-head arc leads from an end to a later start. All capacities are one. The
+//! tree is stored as in mcf (Löbel 1997: parent, first child, siblings, size of the subtree,
+//! direction and flow of the arc to the parent).
 //!
-//! Method: the kernel runs a real simplex. The trips of a day are to be covered by as few vehicles as possible. A trip
-//! has a start and an end node; a depot arc leads to each start and from each end; a dead-head arc leads from an end to
-//! a later start. All capacities are one. The tree is stored as in mcf (Löbel 1997: parent, first child, siblings, size
-//! of the subtree, direction and flow of the arc to the parent). Ends and costs of arcs are hashes of their index, so
-//! that arcs need no host memory.
+//! For example, the test input of 429.mcf has 5,985 trips, which its published solution covers with
+//! 206 vehicles, 29 trips each; trips of 10 to 64 minutes, spread evenly over a day, come to the
+//! same.
 //!
-//! Properties: after every pivot, the tree spans all nodes, and sizes are those of the subtrees. Flows are 0 or 1 and
-//! conserved, and basic arcs have reduced cost 0 (tested).
+//! Ends and costs of arcs are hashes of their index, so that arcs need no host memory; a real input
+//! of 190 MB would need as much here. After every pivot, the tree spans all nodes, and sizes are
+//! those of the subtrees. Flows are 0 or 1 and conserved, and basic arcs have reduced cost 0
+//! (tested).
 
 use super::random::{hash_value, map_to_range};
 

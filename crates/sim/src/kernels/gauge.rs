@@ -1,14 +1,22 @@
 //! milc: staggered lattice QCD, with the accesses of the public program's loops.
 //!
-//! Layout (MILC 6, `ks_imp_dyn/lattice.h`, as 433.milc builds it: double precision, temporary vectors and links): a
-//! site has 1808 bytes; its four links take 576 from byte 112 on, its momenta the next 320, and its two work matrices
-//! the last 288 bytes. The fat and long links are stored separately, four matrices of 144 bytes per site; vectors of 48
-//! bytes, pointers and neighbor tables are in their own arrays. Even sites come first.
+//! The program sweeps a lattice of 700 MB with one loop after another, and no loop finds anything
+//! in a cache that an earlier one left there. A run of milliseconds would see one loop of one
+//! sweep. So each loop has its own position in the lattice here and processes one time slice in its
+//! turn: the mix of loops is that of the whole program within a short run, and still none finds
+//! another's lines.
 //!
-//! Method: conjugate gradient (`dslash` on contiguous links), fermion force, gauge force and fat links (strided by a
-//! site) take the shares of time that were published for the program. In the program, each loop passes over the whole
-//! lattice before the next, gigabytes later; here, each loop has its own position in the lattice and processes one time
-//! slice in its turn. As in the program, a loop thus finds nothing in a cache that an earlier loop left there.
+//! For example, a lattice of 20^4 sites at 4,208 bytes has 673 MB, and a time slice of 20^3 sites
+//! 34 MB.
+//!
+//! Layout (MILC 6, `ks_imp_dyn/lattice.h`, as 433.milc builds it: double precision, temporary
+//! vectors and links): a site has 1808 bytes; its four links take 576 from byte 112 on, its momenta
+//! the next 320, and its two work matrices the last 288 bytes. The fat and long links are stored
+//! separately, four matrices of 144 bytes per site; vectors of 48 bytes, pointers and neighbor
+//! tables are in their own arrays. Even sites come first.
+//!
+//! Conjugate gradient (`dslash` on contiguous links), fermion force, gauge force and fat links
+//! (strided by a site) take the shares of time that were published for the program.
 
 use super::emitter::AccessEmitter;
 use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};

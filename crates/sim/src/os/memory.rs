@@ -1,9 +1,19 @@
-//! Address spaces over colored frames: faults, shared segments, and pages that migrate while the program runs (CP 4.4).
+//! Address spaces over colored frames: faults, shared segments, and pages that migrate while the
+//! program runs (CP 4.4).
 //!
-//! A process without colors gets any frame. A process with colors gets frames of its allowed colors in turn; if none of
-//! them is free, it gets a frame of another color, and the fallback is counted, because swapping would cost more.
-//! Changing the colors of a running process moves its pages one at a time, each at the machine's measured cost: all at
-//! once, hottest first, when next touched, or never. Pages that several address spaces share are not moved.
+//! A partition by page colors is changed by copying pages, and whether a policy may change its mind
+//! depends on what that costs, so each page is moved one at a time at the machine's measured cost.
+//! A process without colors gets any frame. A process with colors gets frames of its allowed colors
+//! in turn; if none of them is free, it gets a frame of another color, and the fallback is counted,
+//! because swapping would cost more.
+//!
+//! For example, a process with 1,000 pages on four of sixteen colors gets four more. Its pages
+//! would overfill the old colors, so half of them move, every other one, because neighbors are used
+//! together: 500 pages at 11,051 cycles are 5.5 million cycles. Taking the four colors back moves
+//! the same number, as every page in a revoked color has to go.
+//!
+//! They move all at once, hottest first, when next touched, or never. Pages that several address
+//! spaces share are not moved.
 
 use cachemate_core::{IndexSet, PageMigration};
 

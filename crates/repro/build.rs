@@ -184,7 +184,6 @@ fn skip_item(tokens: &mut impl Iterator<Item = TokenTree>) -> Option<String> {
     None
 }
 
-/// Adds code to a module.
 fn collect(code: TokenStream, module: &mut ModuleCode) {
     module.text.push_str(&code.to_string());
     let mut flat = Vec::new();

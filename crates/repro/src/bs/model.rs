@@ -95,7 +95,6 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         .collect())
 }
 
-/// The ratios of all groups on one machine.
 fn measure_machine(
     context: &ExperimentContext<'_>,
     &(case, seed): &(ModelCase, u64),

@@ -104,7 +104,6 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(findings)
 }
 
-/// The solo runs of both programs of each pair.
 fn run_pair_solos(
     context: &ExperimentContext<'_>,
     pairs: &[ProgramPair],

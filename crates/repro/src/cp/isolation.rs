@@ -21,7 +21,6 @@ pub(super) fn pair_name(pair: ProgramPair) -> String {
     format!("{}+{}", pair.0, pair.1)
 }
 
-/// One value per seed of a pair.
 fn values_of<V>(
     pairs_by_seed: &[Vec<MeasuredPair>],
     index: usize,

@@ -127,7 +127,6 @@ fn describe_part(plan: &Plan, process: ProcessId, tasks: &[TaskId]) -> String {
     format!("{cpus:?} {gangs:?} {units:?}")
 }
 
-/// Runs `auto` for `length_ns`.
 fn run_day(
     spec: &MachineSpec,
     jobs: Vec<IntervalJob>,

@@ -329,7 +329,6 @@ fn place_on_one_cache(programs: &[usize], machine: &MachineSpec) -> Vec<(usize, 
         .collect()
 }
 
-/// All pairs, in the order of the draw.
 fn draw_pairs(
     generator: &mut SplitMix64,
     setup: &MachineSetup,

@@ -42,14 +42,15 @@ pub struct StageCost {
     pub tests: Vec<StageCost>,
 }
 
-/// Also of its ended children; `None` once the process has exited.
+/// CPU time of the process and of its ended children; `None` once the process has exited.
 pub fn process_cpu_s(pid: &str) -> Option<f64> {
     let (own_ticks, child_ticks) =
         cpu_ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
     Some((own_ticks + child_ticks) as f64 / TICKS_PER_SECOND)
 }
 
-/// Of a process, and of its ended children. The program's name, in parentheses, may contain blanks.
+/// Ticks of a process, and of its ended children. The program's name, in parentheses, may contain
+/// blanks.
 fn cpu_ticks(stat: &str) -> Option<(u64, u64)> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks_at = |index: usize| fields.get(index)?.parse::<u64>().ok();

@@ -55,7 +55,7 @@ fn is_registered(name: &str, registered_names: &BTreeSet<&str>) -> bool {
     registered_names.contains(name) || value.is_some_and(|value| registered_names.contains(value))
 }
 
-/// Without prefix and suffixes.
+/// The name without prefix and suffixes.
 fn bare_name(name: &str) -> &str {
     let name = name.strip_prefix("cachemate_").unwrap_or(name);
     let name = name.strip_suffix("_total").unwrap_or(name);

@@ -33,7 +33,7 @@ pub fn check(
     Ok(())
 }
 
-/// Except its parents and children.
+/// Parents and children of a file do not count.
 fn file_edges(src: &Path, files: &[PathBuf]) -> io::Result<BTreeMap<Module, BTreeSet<Module>>> {
     let mut texts = BTreeMap::new();
     for file in files {
@@ -69,7 +69,7 @@ fn module_of(relative_path: &Path) -> Module {
     module
 }
 
-/// Outside of tests, and with groups expanded.
+/// Tests are left out, and groups are expanded.
 fn crate_paths(text: &str) -> Vec<String> {
     let code = text.split("mod tests {").next().unwrap_or_default();
     let code: String = code
@@ -95,7 +95,7 @@ fn crate_paths(text: &str) -> Vec<String> {
     paths
 }
 
-/// Including its groups.
+/// The length of a path with its groups.
 fn tree_length(text: &str) -> usize {
     let mut depth = 0;
     for (index, c) in text.char_indices() {

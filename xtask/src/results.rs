@@ -211,7 +211,7 @@ fn list_pages(root: &Path) -> Result<Vec<PathBuf>, String> {
     list_files(&root.join(RESULTS_DIR), "md")
 }
 
-/// In the order of the files and of their lines.
+/// Figures in the order of the files and of their lines.
 fn read_figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
     let mut records = Vec::new();
     for path in list_files(&root.join(RESULTS_DIR).join("data"), "jsonl")? {
@@ -227,7 +227,7 @@ fn read_figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
     Ok(records)
 }
 
-/// By path.
+/// Pages by path.
 fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     let path = root.join(RESULTS_DIR).join("findings.toml");
     let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
@@ -469,7 +469,7 @@ impl<'a> FigureOrigin<'a> {
     }
 }
 
-/// In the order of the figures.
+/// Origins in the order of the figures.
 fn figure_origins<'a>(figures: &[&'a ResultRecord]) -> Vec<FigureOrigin<'a>> {
     let mut origins = Vec::new();
     for origin in figures

@@ -39,14 +39,14 @@ impl SourceFile {
         self.rust_lines.get_or_init(|| scan(&self.text))
     }
 
-    /// Without the dot: `rs`.
+    /// `ending` has no dot: `rs`.
     pub fn has_ending(&self, ending: &str) -> bool {
         Path::new(&self.path)
             .extension()
             .is_some_and(|extension| extension == ending)
     }
 
-    /// Numbered from one.
+    /// Lines are numbered from one.
     pub fn numbered_lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.text
             .lines()
@@ -233,7 +233,7 @@ fn character_length(remaining: &str) -> Option<usize> {
 pub mod tests {
     use super::*;
 
-    /// For a test of a rule.
+    /// Files for a test of a rule.
     pub fn tree_of(files: &[(&str, &str)]) -> SourceTree {
         let paths = files.iter().map(|(path, _)| path.to_string()).collect();
         let file =

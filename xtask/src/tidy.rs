@@ -149,7 +149,7 @@ fn check_pages(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     page_index::check(root, &pages, complaints)
 }
 
-/// By name; the Python package is one of them.
+/// Directories by name; the Python package is one of them.
 fn crate_source_dirs(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let python = root.join("python");
     let mut crates = Vec::from_iter(python.exists().then(|| ("python".to_string(), python)));
@@ -217,7 +217,7 @@ fn rust_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Or the file itself; build products are skipped.
+/// A path of a file gives that file; build products are skipped.
 fn files_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let (mut paths, mut pending) = (Vec::new(), vec![dir.to_path_buf()]);
     while let Some(path) = pending.pop() {
@@ -233,7 +233,7 @@ fn files_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Of tests, examples and build scripts, only length and unfinished work are checked.
+/// Tests, examples and build scripts are only checked for their length and unfinished work.
 pub fn is_test_file(path: &Path) -> bool {
     let is_test_dir = |part: &std::ffi::OsStr| part.to_string_lossy().ends_with("_tests");
     let is_in_test_dir = path.iter().any(|part| {

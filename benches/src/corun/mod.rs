@@ -177,7 +177,7 @@ impl CorunBench {
     }
 }
 
-/// For each program, companions drawn at random.
+/// Each program has companions drawn at random.
 fn choose_pairs(
     programs: &[CorunProgram],
     forecasts: &[Vec<PercentInterval>],

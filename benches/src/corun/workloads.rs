@@ -140,7 +140,7 @@ impl CorunProgramSet {
     }
 }
 
-/// Without its line end; `None` if the command is not installed.
+/// The output without its line end; `None` if the command is not installed.
 fn output_of(program: &str, args: &[&str]) -> Option<String> {
     let output = Command::new(program).args(args).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;

@@ -63,7 +63,7 @@ impl IndexSet {
             self.0.pop();
         }
     }
-    /// For a CPU set: nothing can run there.
+    /// An empty set of CPUs means that nothing can run there.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -102,7 +102,7 @@ impl IndexSet {
     pub fn count(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
-    /// In ascending order.
+    /// Indices in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().enumerate().flat_map(|(i, &word)| {
             let mut remaining = word;
@@ -212,7 +212,7 @@ impl MissRatio {
         (references > 0.0 && misses >= 0.0).then(|| MissRatio((misses / references).min(1.0)))
     }
 
-    /// From 0 to 1.
+    /// A number from 0 to 1.
     pub fn value(self) -> f64 {
         self.0
     }

@@ -435,7 +435,7 @@ pub struct MachineSpecError {
 }
 
 impl CacheSpec {
-    /// As stated by the description, or else that of the replacement policy.
+    /// The share that the description states, or else that of the replacement policy.
     pub fn effective_stream_insertion(&self) -> f64 {
         self.stream_insertion
             .unwrap_or_else(|| self.replacement.stream_insertion())
@@ -448,7 +448,7 @@ impl CacheSpec {
 }
 
 impl MachineSpec {
-    /// In all packages.
+    /// Cores of all packages together.
     pub fn cores(&self) -> u32 {
         self.packages * self.cores_per_package
     }

@@ -40,7 +40,7 @@ fn hint(nearest: Option<&str>) -> String {
 }
 
 impl MeasuredMatrix {
-    /// In the order of `programs`; a repeated name stands for a program and its copy.
+    /// Slowdowns in the order of `programs`; a repeated name stands for a program and its copy.
     ///
     /// # Errors
     /// A name has no row (the error has the most similar name), or two copies have an empty

@@ -118,8 +118,8 @@ impl EventCounts {
         EventCounts(readings)
     }
 
-    /// Scaled for multiplexing; `None` if the event was not measured or never scheduled, which is
-    /// not zero.
+    /// The count, scaled for multiplexing; `None` if the event was not measured or never scheduled,
+    /// which is not zero.
     pub fn get(&self, event: CounterEvent) -> Option<f64> {
         let reading = self.0.iter().find(|reading| reading.event == event)?;
         (reading.enabled_share > 0.0).then(|| reading.count as f64 / reading.enabled_share)
@@ -178,12 +178,12 @@ impl TaskSample {
         self.on_cpu_ns.iter().any(|(_, ns)| *ns > 0)
     }
 
-    /// On any CPU, within the window.
+    /// Time on any CPU within the window.
     pub fn ran_ns(&self) -> u64 {
         self.on_cpu_ns.iter().map(|(_, ns)| ns).sum()
     }
 
-    /// Within the window; a task that moved has time on several sets.
+    /// Time on these CPUs within the window; a task that moved has some on several sets.
     pub fn ran_on_ns(&self, cpus: &CpuSet) -> u64 {
         self.on_cpu_ns
             .iter()
@@ -503,7 +503,7 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// Without those that ended in this window, whose last readings it still has.
+    /// The tasks without those that ended in this window, although their last readings are in it.
     pub fn live_tasks(&self) -> BTreeSet<TaskId> {
         self.tasks
             .iter()

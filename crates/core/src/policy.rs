@@ -323,7 +323,7 @@ impl<'a> View<'a> {
         self.topology.online()
     }
 
-    /// In order of arrival, which is how ties are broken.
+    /// Tasks in order of arrival, which is how ties are broken.
     pub fn live_tasks(&self) -> impl Iterator<Item = &'a TaskSample> {
         self.observation.tasks.iter().filter(|task| !task.exited)
     }
@@ -343,7 +343,7 @@ impl<'a> View<'a> {
         self.topology.last_level_cache_of(cpu)
     }
 
-    /// By ways, by colors, or both; empty if the cache cannot be partitioned.
+    /// A cache can be partitioned by ways, by colors, in both ways, or not at all.
     pub fn partitions_of(&self, cache: CacheId) -> impl Iterator<Item = &'a PartitionSupport> {
         self.capabilities.partitions_of(cache)
     }

@@ -121,7 +121,7 @@ pub enum SoloBasis {
 }
 
 impl SoloBasis {
-    /// As users read it.
+    /// The name that users read.
     pub fn describe(self) -> &'static str {
         match self {
             SoloBasis::SoloProfile => "a solo profile",
@@ -280,7 +280,8 @@ pub struct SoloCycles {
     pub basis: SoloBasis,
 }
 
-/// From a fact if there is one, else from the model; `None` if the counters do not suffice for it.
+/// The solo speed that a fact states, or else the model's; `None` if the counters do not suffice
+/// for the model.
 pub fn solo_cycles(
     task: &TaskSample,
     profile: &Profile,

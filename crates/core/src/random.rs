@@ -53,7 +53,7 @@ impl SplitMix64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// By inversion, so one uniform draw makes one exponential one.
+    /// Draws by inversion, so one uniform draw makes one exponential one.
     #[inline]
     pub fn draw_exponential(&mut self, mean: f64) -> f64 {
         -mean * libm::log(1.0 - self.draw_unit())

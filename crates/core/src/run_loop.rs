@@ -230,7 +230,7 @@ impl<M: Machine, P> ControlLoop<M, P> {
             .unwrap_or(&self.measured_profiles)
     }
 
-    /// Both at once, because the machine may learn from the profiles after the last step.
+    /// The machine may learn from the profiles after the last step, so both are borrowed at once.
     pub fn machine_and_profiles(&mut self) -> (&mut M, &Profiles) {
         (
             &mut self.machine,

@@ -106,12 +106,12 @@ impl ServiceIdentity {
         }
     }
 
-    /// For programs without a service.
+    /// A program that belongs to no other service.
     pub fn command(program: &str) -> Self {
         ServiceIdentity::new(ServiceKind::Command, program)
     }
 
-    /// For containers outside any pod.
+    /// A container outside any pod.
     pub fn container(id: &str) -> Self {
         ServiceIdentity {
             container: Some(id.to_string()),
@@ -119,7 +119,7 @@ impl ServiceIdentity {
         }
     }
 
-    /// Without a container, the pod as a whole.
+    /// A container of a pod, or the pod as a whole.
     pub fn from_pod(pod: &str, container: Option<&str>) -> Self {
         let name =
             container.map_or_else(|| pod.to_string(), |id| format!("{pod}/{}", shorten_id(id)));

@@ -133,7 +133,7 @@ impl ServiceProfiles {
             .map(|stored| &stored.profile)
     }
 
-    /// For the file.
+    /// What is written to the file.
     pub fn entries(&self) -> impl Iterator<Item = &StoredServiceProfile> {
         self.profiles.values()
     }

@@ -109,7 +109,7 @@ pub fn open_sink(path: &Path) -> io::Result<File> {
 /// Maximum number of entries that are listed for one directory.
 const MAX_ENTRIES: usize = 1 << 20;
 
-/// Sorted by name.
+/// Paths sorted by name.
 ///
 /// # Errors
 /// The error of the file system, or the directory has more than 1,048,576 entries.
@@ -129,7 +129,7 @@ pub fn list_dir(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Unsorted; links to directories are left out.
+/// Directories are unsorted, and links to directories are left out.
 pub fn list_subdirs(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut dirs = Vec::new();
     for entry in std::fs::read_dir(dir)? {

@@ -351,7 +351,7 @@ impl TrustedDir {
         (&file).write_all(format!("{line}\n").as_bytes())
     }
 
-    /// Unsorted, without `.` and `..`.
+    /// Names are unsorted, without `.` and `..`.
     pub fn names(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in rustix::fs::Dir::read_from(&self.fd)? {

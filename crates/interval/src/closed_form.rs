@@ -63,7 +63,7 @@ pub fn stream_phase(line_bytes: f64, capacity_lines: f64, lines_per_instr: f64) 
     build_phase(line_bytes, capacity_lines, 1, |_| lines_per_instr)
 }
 
-/// In lines; 0 without a cache.
+/// Size in lines; 0 without a cache.
 pub fn cache_lines(machine: &MachineSpec) -> f64 {
     machine.last_level_cache().map_or(0.0, |cache| {
         cache.size_bytes as f64 / f64::from(cache.line_bytes)

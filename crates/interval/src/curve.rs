@@ -200,7 +200,7 @@ impl PhaseCurves {
         (rates.demand_per_instr * self.miss_cost_cycles[curve as usize]).min(rates.stall_per_instr)
     }
 
-    /// With the whole cache and with prefetchers.
+    /// Cycles with the whole cache and with prefetchers.
     #[inline]
     pub fn solo_cycles_per_instr(&self, curve: u32) -> f32 {
         self.with_prefetch[curve as usize * NODES + STEPS].cycles_per_instr

@@ -449,11 +449,11 @@ impl IntervalEngine {
         }
     }
 
-    /// Since the machine started.
+    /// Cycles since the machine started.
     pub(crate) fn now_cycles(&self) -> f64 {
         self.now
     }
-    /// Since the task's arrival, complete up to the last call of [`IntervalEngine::run`].
+    /// Totals since the task's arrival, complete up to the last call of [`IntervalEngine::run`].
     pub fn task_totals(&self, slot: u32) -> &TaskTotals {
         &self.slots.totals[slot as usize]
     }
@@ -557,7 +557,7 @@ impl IntervalEngine {
         self.slots.memory_index[slot as usize] = self.slots.memory_index[sibling as usize];
     }
 
-    /// On a processor; time off it does not count.
+    /// Speed on a processor; time off it does not count.
     pub(crate) fn running_instr_per_cycle(&self, slot: u32) -> f64 {
         let demand = &self.slots.memory_demand[slot as usize];
         if demand.cycles > 0.0 {
@@ -576,7 +576,7 @@ impl IntervalEngine {
         program.first_curve + self.slots.phase[slot as usize]
     }
 
-    /// In the task's present phase.
+    /// Distances of the task's present phase.
     pub(crate) fn distance_distribution(&self, slot: u32) -> DistanceDistribution {
         self.curves.distance_distribution(
             self.curve_of(slot),
@@ -588,7 +588,7 @@ impl IntervalEngine {
         self.curves.window_instr(self.curve_of(slot), lines)
     }
 
-    /// In lines.
+    /// Size in lines.
     pub fn capacity_lines(&self) -> f32 {
         self.curves.capacity_lines()
     }

@@ -600,7 +600,7 @@ impl OccupancyModel {
         min_cycles
     }
 
-    /// Of all users together.
+    /// Lines of all users together.
     pub fn occupied_lines(&self) -> f32 {
         self.lines.iter().sum()
     }

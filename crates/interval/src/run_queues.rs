@@ -627,7 +627,7 @@ impl RunQueues {
     pub fn is_online(&self, cpu: u32) -> bool {
         self.queues[cpu as usize].is_online
     }
-    /// On average; one at the end of each slice.
+    /// The mean over time; each slice ends with a switch.
     pub fn switches_per_cycle(&self, slot: u32) -> f64 {
         let Some(cpu) = self.tasks[slot as usize].cpu else {
             return 0.0;

@@ -190,7 +190,7 @@ pub struct PercentRange {
 }
 
 impl PercentRange {
-    /// In whole percent, such as `11 to 50 %`.
+    /// A range in whole percent, such as `11 to 50 %`.
     pub fn describe(self) -> String {
         format!(
             "{} to {} %",

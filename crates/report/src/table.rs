@@ -91,8 +91,8 @@ impl Table {
     }
 }
 
-/// Without escape sequences. Each character counts as one column, because program names and numbers
-/// in these tables contain no wide or combining characters.
+/// Columns without escape sequences. Each character counts as one, because program names and
+/// numbers in these tables contain no wide or combining characters.
 pub(crate) fn text_width(text: &str) -> usize {
     let mut columns = 0;
     let mut is_in_escape = false;

@@ -44,7 +44,8 @@ pub fn format_count(count: u64) -> String {
     text
 }
 
-/// With its noun: `1 package`, `2 packages`, `1,234 phases`. The plural is `singular` with an s.
+/// A count with its noun: `1 package`, `2 packages`, `1,234 phases`. The plural is `singular` with
+/// an s.
 pub fn format_count_of(count: u64, singular: &str) -> String {
     format!(
         "{} {singular}{}",
@@ -53,7 +54,7 @@ pub fn format_count_of(count: u64, singular: &str) -> String {
     )
 }
 
-/// At most `max_names` of them, and the number of the others: `a, b and 3 more`.
+/// Lists at most `max_names` names, and the number of the others: `a, b and 3 more`.
 pub fn format_names(names: &[String], max_names: usize) -> String {
     let shown_names = &names[..names.len().min(max_names)];
     let hidden_count = names.len() - shown_names.len();

@@ -51,7 +51,7 @@ impl CoRunBench {
         })
     }
 
-    /// On the bench's machine.
+    /// Jobs run on the bench's machine.
     pub fn build_workload(&self, options: SimOptions, jobs: Vec<WorkloadJob>) -> Workload {
         let (warm_up_cycles, measured_cycles) = (self.warm_up_cycles, self.measured_cycles);
         Workload {
@@ -218,7 +218,7 @@ impl CoRunMatrix {
             - 1.0
     }
 
-    /// In the form that solvers take.
+    /// Costs in the form that solvers take.
     pub fn costs(&self) -> PairCosts {
         let indices = 0..self.names.len();
         let row = |i: usize| {
@@ -233,7 +233,7 @@ impl CoRunMatrix {
         }
     }
 
-    /// Of these programs only.
+    /// Costs of these programs only.
     pub fn pair_costs(&self, programs: &[usize]) -> PairCosts {
         let row = |&i: &usize| {
             programs

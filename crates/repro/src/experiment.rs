@@ -67,7 +67,7 @@ pub enum ResultVerdict {
 }
 
 impl ResultVerdict {
-    /// As JSON spells it.
+    /// The spelling of JSON.
     pub fn name(self) -> &'static str {
         match self {
             ResultVerdict::Met => "met",

@@ -63,7 +63,7 @@ pub(crate) use statistics::{greatest, least};
 
 use cachemate_trace::{TraceError, unknown_name_error};
 
-/// In the order of the papers.
+/// Experiments in the order of the papers.
 pub fn experiments() -> Vec<Experiment> {
     let papers = [
         bs::EXPERIMENTS,

@@ -90,7 +90,7 @@ impl<C: PartialEq, R> SeededRuns<C, R> {
         self.runs.iter()
     }
 
-    /// By case and seed.
+    /// Results by case and seed.
     pub fn all(&self) -> impl Iterator<Item = &R> {
         self.runs.iter().map(|(_, result)| result)
     }

@@ -60,8 +60,8 @@ fn engine_options(scenario: &Scenario, spec: &MachineSpec) -> Options {
     }
 }
 
-/// In order of mention. Every entry draws from its own generator, so that changing one entry does
-/// not change the others.
+/// Jobs in order of mention. Every entry draws from its own generator, so that changing one entry
+/// does not change the others.
 pub fn build_jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<IntervalJob> {
     let mut jobs = Vec::new();
     let entry_generator =

@@ -10,7 +10,8 @@ pub fn weighted_speedup(rates: &[f64], solo_rates: &[f64]) -> Option<f64> {
     Some(relative_rates(rates, solo_rates)?.iter().sum())
 }
 
-/// Of the relative rates (Luo, Gummaraju and Franklin): balances throughput and fairness.
+/// Harmonic mean of the relative rates (Luo, Gummaraju and Franklin), which balances throughput and
+/// fairness.
 pub fn harmonic_mean(rates: &[f64], solo_rates: &[f64]) -> Option<f64> {
     let relative = relative_rates(rates, solo_rates)?;
     Some(relative.len() as f64 / relative.iter().map(|rate| 1.0 / rate).sum::<f64>())

@@ -183,7 +183,7 @@ impl TouchedLines {
         *mark = true;
     }
 
-    /// Of each region's lines, those that were touched, for messages.
+    /// Shares of each region's lines that were touched, for messages.
     fn shares(&self) -> Vec<(&'static str, f64)> {
         let marked_share =
             |marks: &[bool]| marks.iter().filter(|mark| **mark).count() as f64 / marks.len() as f64;
@@ -286,7 +286,7 @@ fn instructions_per_access_and_code_are_as_declared() {
     }
 }
 
-/// Of the data accesses of a program's first thread.
+/// Distances of the data accesses of a program's first thread.
 fn stack_distances(name: &str, footprint_bytes: u64, count: usize) -> DistanceHistogram {
     let options = Options {
         footprint_bytes: Some(footprint_bytes),

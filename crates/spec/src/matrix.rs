@@ -228,7 +228,7 @@ impl PercentMatrix<'_> {
         Ok(columns)
     }
 
-    /// As fractions; the second value tells whether the row has a value beside its copy.
+    /// Values are fractions; the second one tells whether the row has a value beside its copy.
     fn row_values(&self, row: &PercentRow, program: usize) -> Result<(Vec<f64>, bool), SpecError> {
         let (value_count, column_count) = (row.values_percent.len(), self.columns.len());
         if value_count != column_count {

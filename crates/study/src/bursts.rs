@@ -191,7 +191,7 @@ impl Survival {
         Survival { steps }
     }
 
-    /// Beyond the reach of the bursts it stays at its last value.
+    /// The curve stays at its last value beyond the reach of the bursts.
     fn miss_ratio(&self, lines: u64) -> f64 {
         let steps = self
             .steps

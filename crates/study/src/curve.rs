@@ -171,7 +171,7 @@ pub struct PartTotals {
 }
 
 impl PartTotals {
-    /// Of a whole trace; unknown sums stay unknown.
+    /// Totals of a whole trace; unknown sums stay unknown.
     pub fn from_totals(totals: Option<&TraceTotals>, instructions_known: bool) -> Self {
         let instructions = totals
             .and_then(|totals| totals.instructions)
@@ -182,8 +182,8 @@ impl PartTotals {
         }
     }
 
-    /// Of the threads that `is_in_part` selects. A sum is known only if the value of every selected
-    /// thread is.
+    /// Totals of the threads that `is_in_part` selects. A sum is known only if the value of every
+    /// selected thread is.
     pub fn for_part(
         totals: Option<&TraceTotals>,
         instructions_known: bool,
@@ -218,8 +218,8 @@ impl PartTotals {
     }
 }
 
-/// Without accesses it has no points, and distances from bursts have none beyond their reach.
-/// `sizes` are bytes.
+/// A curve without accesses has no points, and one from bursts has none beyond their reach. `sizes`
+/// are bytes.
 pub fn curve_counts(
     distances: &MeasuredDistances,
     totals: PartTotals,

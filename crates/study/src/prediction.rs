@@ -52,7 +52,7 @@ pub fn cache_summary(machine: &MachineSpec) -> CacheSummary {
     }
 }
 
-/// As results spell it.
+/// The spelling of results.
 pub fn cost_unit(kind: CostKind) -> &'static str {
     match kind {
         CostKind::Degradation => "percent",

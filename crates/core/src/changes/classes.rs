@@ -79,7 +79,8 @@ fn find_mask_constraints(
         })
 }
 
-/// In order of their first member's arrival, with the items that are impossible as requested.
+/// Classes are in order of their first member's arrival; items that are impossible as requested are
+/// refused.
 pub(super) fn build_classes(
     plan: &Plan,
     state: &MachineState,

@@ -40,8 +40,8 @@ pub struct ChangeList {
     pub classes: BTreeMap<ServiceClassId, ServiceClass>,
 }
 
-/// Empty if the state is already as desired. Objects that neither the plan nor `confined_groups`
-/// mentions get back their original values.
+/// The list is empty if the state is already as desired. Objects that neither the plan nor
+/// `confined_groups` mentions get back their original values.
 pub fn derive_changes(
     plan: &Plan,
     confined_groups: &[CpusetGroup],

@@ -48,8 +48,8 @@ pub fn run<E>(
     outcomes
 }
 
-/// For each refused item of the plan, the first of its changes that failed, or the failed change on
-/// which one of them depends. Each item occurs once.
+/// Each refused item of the plan comes with the first of its changes that failed, or the failed
+/// change on which one of them depends. It occurs once.
 pub fn refused_items(
     changes: &[Change],
     outcomes: &[ChangeOutcome<RefusedItem>],

@@ -272,7 +272,7 @@ impl IntervalMachine {
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
-    /// For results that are hidden from policies.
+    /// The engine has results that are hidden from policies.
     pub fn engine(&self) -> &IntervalEngine {
         &self.engine
     }

@@ -130,7 +130,7 @@ impl IntervalMachine {
         }
     }
 
-    /// As booked with skew: a share of each task's events goes to the next task on its CPU.
+    /// Events as booked with skew: a share of each task's goes to the next task on its CPU.
     fn apply_skew(&self, true_totals: &[TaskTotals]) -> Vec<TaskTotals> {
         let mut booked_totals = true_totals.to_vec();
         let skew = self.options.counter_noise.skew;

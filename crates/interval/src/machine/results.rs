@@ -119,7 +119,7 @@ impl IntervalMachine {
         self.node_bytes.iter_mut().for_each(|bytes| *bytes = 0.0);
     }
 
-    /// Up to the end of the last window.
+    /// Results up to the end of the last window.
     pub fn results(&self) -> IntervalResults {
         let (hertz, line_bytes) = (self.spec.hertz as f64, self.engine.line_bytes());
         let mut job_totals: Vec<JobTotals> =

@@ -36,7 +36,7 @@ impl Axis {
             ..Axis::default()
         }
     }
-    /// In decades; the range follows from the data.
+    /// An axis in decades; its range follows from the data.
     pub fn log(label: &str) -> Self {
         Axis {
             label: label.to_string(),
@@ -44,7 +44,7 @@ impl Axis {
             ..Axis::default()
         }
     }
-    /// In doublings, with sizes in bytes; the range follows from the data.
+    /// An axis in doublings of bytes; its range follows from the data.
     pub fn bytes(label: &str) -> Self {
         Axis {
             label: label.to_string(),
@@ -112,7 +112,8 @@ impl<'a> AxisLayout<'a> {
         }
     }
 
-    /// From 0 to 1, clamped to the axis; a value that is not a number is at its low end.
+    /// A share of the axis from 0 to 1. Values beyond an end are drawn there, and one that is not a
+    /// number at the low end.
     pub fn position(&self, value: f64) -> f64 {
         let share = match self.axis.scale {
             AxisScale::Linear => (value - self.low) / (self.high - self.low),
@@ -203,7 +204,7 @@ impl<'a> AxisLayout<'a> {
     }
 }
 
-/// With round ends, and zero if `includes_zero`.
+/// The ends are round numbers; zero lies within if `includes_zero` is set.
 fn round_range(low: f64, high: f64, includes_zero: bool) -> (f64, f64) {
     let low = if includes_zero { low.min(0.0) } else { low };
     let high = if includes_zero { high.max(0.0) } else { high };

@@ -58,7 +58,7 @@ impl BarChart {
     pub fn svg(&self) -> String {
         self.draw().standalone()
     }
-    /// For a page that contains [`super::STYLE`].
+    /// The drawing for a page that contains [`super::STYLE`].
     pub fn inline(&self) -> Drawing {
         self.draw().inline()
     }

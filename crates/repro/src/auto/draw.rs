@@ -47,7 +47,7 @@ pub const FAMILIES: [MixFamily; 9] = [
 ];
 
 impl MixFamily {
-    /// As shown to users and used in file names.
+    /// The name that users see and that files have.
     pub fn name(self) -> &'static str {
         match self {
             MixFamily::Sharing => "sharing",

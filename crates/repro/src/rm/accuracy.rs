@@ -64,7 +64,7 @@ pub fn traced_cache() -> TracedCache {
     }
 }
 
-/// With this many colors.
+/// Size of the L2 with this many colors.
 pub fn size_bytes(colors: u32) -> u64 {
     1_966_080 * u64::from(colors) / u64::from(COLORS)
 }

@@ -17,7 +17,7 @@ pub struct ExperimentCost {
 }
 
 impl ExperimentCost {
-    /// In proportion to the seeds.
+    /// The cost grows in proportion to the seeds.
     pub fn cost_of_seeds(&self, seeds: usize) -> f64 {
         self.cpu_seconds * seeds as f64 / self.seeds.max(1) as f64
     }

@@ -213,7 +213,7 @@ impl Caches {
         })
     }
 
-    /// To a copy of the line in another cache.
+    /// Ticks until a copy of the line in another cache arrives.
     pub fn remote_latency_ticks(&self, request: &CacheRequest, copies: SnoopResult) -> u64 {
         let transfer_ticks = if copies.package == Some(request.package) {
             self.same_package_ticks

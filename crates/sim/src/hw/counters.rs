@@ -44,7 +44,7 @@ pub struct LevelCounts {
 }
 
 impl LevelCounts {
-    /// Of all causes.
+    /// Misses of all causes.
     pub fn all_misses(&self) -> u64 {
         self.misses.iter().sum()
     }
@@ -84,13 +84,13 @@ pub struct Stalls {
 }
 
 impl Stalls {
-    /// For data from beyond the first level, including queues.
+    /// Stalls for data from beyond the first level, including queues.
     pub fn data_stalls(&self) -> u64 {
         let hits: u64 = self.hit[CacheLevel::L2 as usize..].iter().sum();
         hits + self.remote_cache + self.local_memory + self.remote_memory + self.queue
     }
-    /// Of all causes; together with the issue slots of instructions, these are the ticks on a
-    /// processor.
+    /// Stalls of all causes; together with the issue slots of instructions, these are the ticks on
+    /// a processor.
     pub fn sum(&self) -> u64 {
         self.issue
             + self.hit.iter().sum::<u64>()
@@ -137,7 +137,7 @@ impl TaskCounters {
         self.ticks / self.ticks_per_cycle.max(1)
     }
 
-    /// Raw; `None` if the event is not counted per task.
+    /// The raw count; `None` if the event is not counted per task.
     pub fn event_count(&self, event: CounterEvent) -> Option<u64> {
         let cycles_of = |ticks: u64| ticks / self.ticks_per_cycle.max(1);
         Some(match event {
@@ -173,7 +173,7 @@ impl TaskCounters {
         })
     }
 
-    /// As an ideal counter unit reads them: sorted, without multiplexing. `levels` are the
+    /// Events as an ideal counter unit reads them: sorted, without multiplexing. `levels` are the
     /// machine's levels; events of other levels are left out rather than reported as zeros.
     pub fn all_event_counts(&self, levels: &[CacheLevel]) -> EventCounts {
         let events = counted_events(levels);
@@ -216,7 +216,7 @@ impl TaskCounters {
     }
 }
 
-/// In ascending order.
+/// Events in ascending order.
 pub fn counted_events(levels: &[CacheLevel]) -> Vec<CounterEvent> {
     let mut events = vec![
         CounterEvent::Instructions,

@@ -38,7 +38,7 @@ impl RequestSlots {
         })
     }
 
-    /// In thousandths.
+    /// Taken slots in thousandths.
     fn taken_slots_permille(&self, tick: u64) -> u64 {
         let used_slots = self
             .return_ticks
@@ -109,7 +109,7 @@ impl Dram {
         }
     }
 
-    /// Without the bits that `PageIndex` added above it.
+    /// The address without the bits that `PageIndex` added above it.
     pub fn physical_address(&self, address: u64) -> u64 {
         address & self.physical_mask
     }

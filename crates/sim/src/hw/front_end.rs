@@ -50,7 +50,7 @@ pub(crate) struct CoreFrontEnd {
 }
 
 impl CoreFrontEnd {
-    /// For a thread of this core; `address` is physical.
+    /// The thread belongs to this core, and `address` is physical.
     #[inline(always)]
     pub fn build_request(
         &self,

@@ -228,7 +228,7 @@ impl Hardware {
         })
     }
 
-    /// As given to [`Hardware::new`].
+    /// The specification given to [`Hardware::new`].
     pub fn spec(&self) -> &MachineSpec {
         &self.spec
     }
@@ -451,18 +451,18 @@ impl Hardware {
         Ok(())
     }
 
-    /// Of one hardware context since the start.
+    /// Counts of one hardware context since the start.
     pub fn cpu_counters(&self, cpu: CpuId) -> CpuCounters {
         let (core, context_index) = self.context_index(cpu);
         self.cores[core].front_end.contexts[context_index].counters
     }
-    /// Zeros for an unknown id.
+    /// An unknown id has zeros.
     pub fn cache_counters(&self, cache: CacheId) -> CacheCounters {
         self.find_cache_unit(cache)
             .map(|unit| unit.counters)
             .unwrap_or_default()
     }
-    /// Zeros for an unknown node.
+    /// An unknown node has zeros.
     pub fn memory_counters(&self, node: u32) -> MemoryCounters {
         self.caches.dram.memory_counters(node).unwrap_or_default()
     }
@@ -497,7 +497,7 @@ impl Hardware {
             .collect()
     }
 
-    /// As (evictor, victim, lines), ascending, without zeros, including a task's own.
+    /// Entries are (evictor, victim, lines), ascending, without zeros, including a task's own.
     pub fn evictions(&self, cache: CacheId) -> Vec<(TaskId, TaskId, u64)> {
         let Ok(unit) = self.find_cache_unit(cache) else {
             return Vec::new();

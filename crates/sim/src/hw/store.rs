@@ -141,8 +141,8 @@ impl TagLayout {
         (line >> self.tag_shift) as u32 + 1
     }
 
-    /// From low line bits (so that page colors partition the sets), with the slice from a hash of
-    /// all bits.
+    /// Low line bits select the set, so that page colors partition the sets; a hash of all bits
+    /// selects the slice.
     #[inline(always)]
     fn set_of(&self, line: u64) -> u64 {
         if self.needs_division_or_hash {
@@ -315,7 +315,7 @@ impl TagStore {
             | set_line & ((1 << self.layout.tag_shift) - 1)
     }
 
-    /// In all slices.
+    /// Sets of all slices together.
     pub fn total_sets(&self) -> u64 {
         self.layout.sets * self.layout.slices
     }

@@ -99,7 +99,7 @@ impl HwThread {
         self.task.0.min(u32::from(u16::MAX) - 2) as u16
     }
 
-    /// In the program's own unit; `None` if it has none.
+    /// Work in the program's own unit; `None` if it has none.
     pub fn progress(&self) -> Option<f64> {
         self.source.progress()
     }

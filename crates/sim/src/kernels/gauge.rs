@@ -107,7 +107,7 @@ impl LoopBody {
         }
     }
 
-    /// As many sites as give several hundred accesses.
+    /// So many sites that a step has several hundred accesses.
     fn sites_per_step(self) -> u64 {
         match self {
             LoopBody::Point(_) => 64,
@@ -204,7 +204,8 @@ impl Gauge {
         }
     }
 
-    /// At this number of hops in a direction of a periodic lattice. Even sites are the first half.
+    /// The site at this number of hops in a direction of a periodic lattice. Even sites are the
+    /// first half.
     fn neighbor(&self, site: u64, direction: u64, hops: u64) -> u64 {
         let (half_count, side) = (self.site_count / 2, self.side);
         let is_odd = u64::from(site >= half_count);

@@ -65,7 +65,7 @@ static TABLE: LazyLock<ProgramTable> = LazyLock::new(|| {
         .expect("programs.toml is built in, and tests read all of it")
 });
 
-/// In the order of the table.
+/// Programs in the order of the table.
 pub fn programs() -> impl Iterator<Item = &'static KernelSpec> {
     TABLE.program.iter()
 }

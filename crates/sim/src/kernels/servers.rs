@@ -32,7 +32,7 @@ impl Membership {
         }
     }
 
-    /// For a thread that works on the same data throughout, whatever its group.
+    /// A thread that works on the same data throughout, whatever its group.
     pub fn fixed_member() -> Self {
         Membership {
             group: 0,
@@ -63,7 +63,7 @@ pub(super) fn group_users(setup: &KernelSetup, group: u32) -> RegionUsers {
     }
 }
 
-/// As pairs of group and index within the group.
+/// Threads to build, as pairs of group and index within the group.
 pub(super) fn group_members(setup: &KernelSetup) -> Vec<(u32, u32)> {
     let sizes = setup.sizes.iter().enumerate();
     sizes

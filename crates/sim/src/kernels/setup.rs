@@ -115,7 +115,7 @@ impl Region {
         address >= self.base && address - self.base < self.bytes
     }
 
-    /// For elements of `size` bytes.
+    /// Elements have `size` bytes each.
     #[inline]
     pub(crate) fn element_address(&self, index: u64, size: u64) -> u64 {
         debug_assert!(
@@ -210,7 +210,7 @@ impl<'a> KernelSetup<'a> {
         self.program
     }
 
-    /// Including background threads, whether added yet or not.
+    /// Background threads count, and so do threads that were not added yet.
     pub fn total_threads(&self) -> u64 {
         let grouped_threads: u64 = self.sizes.iter().map(|&n| u64::from(n)).sum();
         grouped_threads + u64::from(self.options.background_threads.unwrap_or(0))

@@ -212,7 +212,7 @@ const EAST: [i64; 3] = [1, 0, 0];
 const NORTH: [i64; 3] = [0, 1, 0];
 const NORTH_EAST: [i64; 3] = [1, 1, 0];
 
-/// By this number of points along each axis.
+/// Offsets by this number of points along each axis.
 fn neighbors(shift: i64) -> [[i64; 3]; 3] {
     std::array::from_fn(|axis| std::array::from_fn(|other| if other == axis { shift } else { 0 }))
 }

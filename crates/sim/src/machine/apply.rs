@@ -222,7 +222,8 @@ impl SimMachine {
             .any(|&(_, slot)| self.system.task(slot).process == process)
     }
 
-    /// In every cache that can be partitioned; caches that the masks do not name give all ways.
+    /// The masks apply to every cache that can be partitioned; caches that they do not name give
+    /// all ways.
     fn set_masks(&mut self, class: ServiceClassId, masks: &WayMasks) -> Result<(), FieldError> {
         for cache in &self.topology.caches {
             let cache_spec = self

@@ -225,7 +225,7 @@ impl SimMachine {
     pub fn stop_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.stop_flag)
     }
-    /// Simulated, and not nominal.
+    /// Simulated cycles, and not nominal ones.
     pub fn now_cycles(&self) -> u64 {
         self.system.now()
     }
@@ -346,7 +346,7 @@ impl SimMachine {
             || self.stop_flag.load(Ordering::Relaxed)
     }
 
-    /// Since the start of the measured part, or of the run during the warm-up.
+    /// The length counts from the start of the measured part, or of the run during the warm-up.
     fn has_reached(&self, length: RunLimit) -> bool {
         match length {
             RunLimit::Cycles(_) | RunLimit::Ns(_) => {

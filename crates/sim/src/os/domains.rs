@@ -47,7 +47,7 @@ impl Domains {
     pub fn are_in_one_group(&self, level: usize, a: u32, b: u32) -> bool {
         self.group_of(level, a) == self.group_of(level, b)
     }
-    /// In ascending order, `cpu` included.
+    /// CPUs in ascending order, `cpu` included.
     pub fn group_members(&self, level: usize, cpu: u32) -> impl Iterator<Item = u32> + '_ {
         (0..self.cpu_count()).filter(move |&other| self.are_in_one_group(level, cpu, other))
     }

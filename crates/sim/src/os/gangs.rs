@@ -39,7 +39,7 @@ impl SlotRotation {
         }
     }
 
-    /// Whatever their current turns.
+    /// Schedules may be the same although their current turns differ.
     pub fn is_same_schedule(&self, other: &Self) -> bool {
         (&self.cpus, self.slice_cycles, &self.gangs)
             == (&other.cpus, other.slice_cycles, &other.gangs)
@@ -89,7 +89,7 @@ impl SlotRotation {
         }
     }
 
-    /// Of the gang whose turn it is.
+    /// CPUs of the members of the gang whose turn it is.
     pub fn active_assignments(&self, dispatcher: &Dispatcher) -> Vec<(u32, Slot)> {
         self.gangs
             .get(self.active_index)

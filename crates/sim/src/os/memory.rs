@@ -49,7 +49,7 @@ pub struct Coloring {
 }
 
 impl Coloring {
-    /// Still to be moved.
+    /// Pages still to be moved.
     pub fn pending_pages(&self) -> u64 {
         self.pending_moves.len() as u64
     }
@@ -482,7 +482,7 @@ impl VirtualMemory {
         (space.table.resident_pages(), allowed_pages)
     }
 
-    /// With their frames, in ascending order.
+    /// Pages with their frames, in ascending order.
     pub fn pages(&self, process: usize) -> impl Iterator<Item = (u64, u32)> + '_ {
         self.spaces[process]
             .table

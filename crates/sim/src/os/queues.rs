@@ -98,7 +98,7 @@ impl SchedulerView<'_> {
         let cpu = &self.cpus[cpu as usize];
         cpu.seat == Seat::Open && cpu.running_task.is_none() && cpu.queue.is_empty()
     }
-    /// Open or not.
+    /// A closed CPU may be allowed.
     pub fn is_allowed_on(&self, slot: Slot, cpu: u32) -> bool {
         self.tasks[slot].allowed_cpus.contains(cpu)
     }

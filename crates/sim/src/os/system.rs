@@ -206,7 +206,7 @@ impl System {
         slot
     }
 
-    /// On a CPU or not; `None` once the task has exited.
+    /// The thread need not be on a CPU; `None` once the task has exited.
     pub fn thread(&self, slot: Slot) -> Option<&HwThread> {
         let unloaded_thread = self.tasks[slot].unloaded_thread.as_ref();
         unloaded_thread.or_else(|| {

@@ -84,7 +84,7 @@ pub(crate) trait CpuScheduler: Send {
     fn plan_moves(&mut self, _view: &SchedulerView<'_>) -> Vec<(Slot, u32)> {
         Vec::new()
     }
-    /// For a CPU that has nothing to run: a task of another queue, or `None`.
+    /// A task of another queue for a CPU that has nothing to run; `None` if there is none.
     fn steal(&mut self, cpu: u32, view: &SchedulerView<'_>) -> Option<Slot>;
 }
 

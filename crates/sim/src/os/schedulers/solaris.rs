@@ -30,7 +30,6 @@ struct DispatchTableRow {
     lifted_level: u8,
 }
 
-/// Of the default table.
 fn dispatch_row(level: u8) -> DispatchTableRow {
     let (quantum_ms, level_drop) = match level {
         0..=9 => (200, level),
@@ -97,7 +96,7 @@ impl SolarisTimeSharing {
             as u64
     }
 
-    /// At this level or a better one.
+    /// Threads at this level or a better one.
     fn count_waiting_at(&self, cpu: u32, level: u8, view: &SchedulerView<'_>) -> usize {
         view.waiting_tasks(cpu)
             .iter()

@@ -1,4 +1,11 @@
 //! Checks the rules of STYLE.md and ARCHITECTURE.md that can be checked automatically.
+//!
+//! A rule that is only written is broken by whoever has not read it, which nobody notices in
+//! review, because one exception looks harmless. So each of these rules is checked in every run of
+//! the tests, and a complaint names the file, the line and the rule.
+//!
+//! For example, a pure crate that calls `std::time::Instant::now` is complained about, and so is a
+//! page that no index lists, or an edge between two crates that ARCHITECTURE.md does not have.
 
 use std::fs;
 use std::io;

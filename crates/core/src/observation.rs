@@ -1,7 +1,13 @@
 //! The observation of one window: raw readings without interpretation.
 //!
-//! Missing evidence is a missing entry or `None`, never zero. Counts are raw and come with the share of time in which
-//! they were counted. Filtering and weighting are left to profilers.
+//! What a reading means depends on who asks, and a reading that was filtered once cannot be
+//! filtered otherwise later, for example in a replay with another policy. So counts are raw and
+//! come with the share of time in which they were counted, and filtering and weighting are left to
+//! profilers. Missing evidence is a missing entry or `None`, never zero.
+//!
+//! For example, a thread's misses were counted in a quarter of a window, because six counters
+//! served twenty-four events: 500 were seen. The observation has the 500 and the quarter,
+//! [`EventCounts::get`] says 2,000, and a thread whose counter was never scheduled says `None`.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

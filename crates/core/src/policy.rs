@@ -1,4 +1,14 @@
 //! Decisions: the operator's goals, the input of a policy, and its output with reasons.
+//!
+//! A decision has to be explained to the owner of a program that was moved, and repeated from a
+//! recording a year later. So everything that a policy may know is in the [`View`], and nothing
+//! else is; and what it decides comes with a text and the tasks that it names ([`Reason`]), because
+//! a reason that is made up from the plan afterward is a guess.
+//!
+//! For example, `dio` moves task 2 to CPUs 2-3, with a reason that has the place `{0}` for the name
+//! of task 2. `explain` fills in the program's name, and a recording that is read on another host
+//! the name that it had then. A name is never looked up in the text, because a program can be
+//! called `{1}`.
 
 use serde::{Deserialize, Serialize};
 

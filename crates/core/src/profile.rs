@@ -1,7 +1,15 @@
 //! Profiles of tasks as groups of facts, and a predictor's forecast for a task under a plan.
 //!
-//! A new measurement needs only one new line in one group; filling from stored profiles, listings and phase changes are
-//! derived from it.
+//! A policy combines evidence of very different age and worth: a curve from a recording, a rate of
+//! the last window, an intensity from a probe of an hour ago. So each value is a [`Fact`], which
+//! carries its error, its source and its window, and the policy decides what it is worth.
+//!
+//! For example, of a task that has just arrived, a stored profile knows the curve (source: stored,
+//! window 0), and the counters of this window the misses per thousand instructions. A policy that
+//! trusts counters more sees that the curve says 4 where 9 are counted, and can ask for a new one.
+//!
+//! A new measurement needs only one new line in one group; filling from stored profiles, listings
+//! and phase changes are derived from it.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,15 @@
 //! The one loop that connects the stages: observe, profile, decide, check, forecast, apply, record.
+//!
+//! Every stage is a trait or a plain function and knows none of the others, so that a host can be
+//! exchanged for a simulator or a recording, and a policy for another one. The order is written
+//! down here and nowhere else. It has one subtlety: what a machine refuses of a plan is known only
+//! after the plan was applied, so refusals join the *next* observation, where the policy reads them
+//! as part of what happened.
+//!
+//! For example, in window 41 the policy asks for two shares, and the second one is refused because
+//! no class of service is free. Window 42 shows the first share in force and the second among the
+//! refused items, and the forecast that was made for both is compared with the speeds of window 42,
+//! unless CPUs went offline meanwhile.
 
 use serde::{Deserialize, Serialize};
 

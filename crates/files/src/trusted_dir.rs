@@ -1,4 +1,15 @@
 //! Directories that only their owner can change: the user of this process, or root.
+//!
+//! A journal, a store of results and a library to preload each control a program that may run as
+//! root, so whoever can replace one of these files can make root do something. Checking the owner
+//! of a *file* is not enough, because another user who may write to the directory can exchange it
+//! between the check and the use. So the directory is opened first, its owner and mode are checked
+//! on the open descriptor, and files are opened relative to that descriptor and follow no link.
+//!
+//! For example, `/dev/shm/cachemate-color` belongs to whoever makes it first. If that was another
+//! user, it is refused with his number; if it is ours but has mode 0777, with the mode.
+//! [`TrustedDir::open_anchored`] also refuses a directory whose parent lets other users rename it,
+//! as `/tmp` without its sticky bit would.
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -8,10 +8,10 @@
 //! controller's load is propagated to all of them at once.
 //!
 //! For example, a cache of 65,536 lines into which its programs fetch 0.02 lines a cycle turns over
-//! in 3.3 million cycles, a millisecond at 3 GHz. After a migration the first steps are a fraction
-//! of that. Once the occupancies stand still, one step reaches to the next change of a phase,
-//! however far that is. Steps of equal length would need a million of them for a quarter of an hour
-//! in which nothing happens.
+//! in 3.3 million cycles, a millisecond at 3 GHz. After a change the first step is an eighth of
+//! that. Once the occupancies stand still, each step is six times as long as the one before, up to
+//! a second. Steps of an eighth of a millisecond would be seven million for a quarter of an hour in
+//! which nothing happens.
 //!
 //! A step allocates nothing, and the same calls give the same bits.
 

@@ -1,19 +1,31 @@
-//! Memory's bandwidth: the time that fills wait for the fills of others at the buses and controllers.
+//! Memory's bandwidth: the time that fills wait for the fills of others at the buses and
+//! controllers.
 //!
-//! Problem: a fill waits for those before it, and the wait slows the programs down, which shortens the queue. Method:
-//! programs, buses and controllers are the closed network of [`cachemate_locality::memory_queue`], solved for one server after another.
-//! A program's solo profile already contains the waits for its own lines, so only the wait beyond that is added, once
-//! for every miss that the program actually waits for, which is its solo stall over the latency. Its number of lines in
-//! flight is the number of reads for each of these waits, and at most what a core and its prefetchers have on their
-//! way. Lines of overlapped misses are sent together, unless the program always waits for memory and sends one as another
-//! returns. With first come, first served, every line waits equally long. If demand goes first, a demand read passes all
-//! other lines (Cobham 1954). A bus with at most `c` outstanding reads is a queue with `c` servers,
-//! each busy for the latency and the waits behind it. If the queue is longer than one access takes, prefetches are
-//! dropped. A streamer runs less far ahead the fewer entries are free. The number of dropped prefetches interpolates the
-//! program's cost between those with and without prefetchers. A prefetch that is not dropped has found a free slot, and a
-//! queue shorter than one access. Its wait is the mean of exponential waits below that limit. Properties: without
-//! co-runners, speeds are those of the profile; traffic never exceeds a server's bandwidth; no wait exceeds the others'
-//! lines in flight times the time of a line.
+//! A fill waits for those before it, and the wait slows the programs down, which shortens the
+//! queue; a formula for an open queue, whose sources never slow down, predicts waits without end.
+//! So programs, buses and controllers are the closed network of
+//! [`cachemate_locality::memory_queue`], solved for one server after another. A program's solo
+//! profile already contains the waits for its own lines, so only the wait beyond that is added,
+//! once for every miss that the program actually waits for, which is its solo stall over the
+//! latency. Its number of lines in flight is the number of reads for each of these waits, and at
+//! most what a core and its prefetchers have on their way. Lines of overlapped misses are sent
+//! together, unless the program always waits for memory and sends one as another returns.
+//!
+//! For example, eight programs each wait for one line at a time, at a server that takes 20 cycles
+//! for one and a memory that takes 200. Alone, each would fetch a line in 220 cycles; together they
+//! ask for eight in the time of eleven, so waits are short. With sixteen programs the server is
+//! busy without a pause, and each waits until a line comes back in 320 cycles.
+//!
+//! With first come, first served, every line waits equally long. If demand goes first, a demand
+//! read passes all other lines (Cobham 1954). A bus with at most `c` outstanding reads is a queue
+//! with `c` servers, each busy for the latency and the waits behind it. If the queue is longer than
+//! one access takes, prefetches are dropped. A streamer runs less far ahead the fewer entries are
+//! free. The number of dropped prefetches interpolates the program's cost between those with and
+//! without prefetchers. A prefetch that is not dropped has found a free slot, and a queue shorter
+//! than one access. Its wait is the mean of exponential waits below that limit.
+//!
+//! Without co-runners, speeds are those of the profile; traffic never exceeds a server's bandwidth;
+//! no wait exceeds the others' lines in flight times the time of a line.
 
 use cachemate_core::{MachineSpec, PrefetcherSpec};
 use cachemate_locality::memory_queue::{LineSource, QueueSolution, QueueStation};

@@ -1,7 +1,12 @@
-//! Results of the commands as data: the JSON objects that scripts read, and the source of tables and pages.
+//! Results of the commands as data: the JSON objects that scripts read, and the source of tables
+//! and pages.
 //!
-//! Field names are stable (docs/json.md, verified by a test of the command): fields are added, but never renamed. A
-//! missing value is `null`, never zero.
+//! A table and a JSON object that are made separately drift apart. So a command makes one of these
+//! values, `--json` prints it, and the table is drawn from it. Field names are stable
+//! (docs/json.md, verified by a test of the command): fields are added, but never renamed.
+//!
+//! For example, `mpki: null` in JSON is a dash in the table and no point in the figure: a missing
+//! value is `null`, never zero, in every form.
 
 use cachemate_core::{CacheLevel, Estimate, Topology};
 use serde::Serialize;

@@ -1,4 +1,13 @@
-//! Makes a profile file from a trace in one pass: exact stack distances, sampled reuse times, and phases.
+//! Makes a profile file from a trace in one pass: exact stack distances, sampled reuse times, and
+//! phases.
+//!
+//! A trace may be larger than the disk has room for twice, and it may come through a pipe, so it is
+//! read once and everything that a profile has is computed from the same pass.
+//!
+//! For example, `cachemate profile xz.cmt --machine xeon-x5365-4` gives the misses of a cache of
+//! every size from the stack distances, and those of the L2 of 16 ways from the LRU positions in
+//! its sets. The latter have the conflicts that the former lack, and are only right for that cache;
+//! the file has both.
 
 use cachemate_core::{
     CacheLevel, Estimate, Fact, FactSource, MachineSpec, PhaseParameters, Profile,

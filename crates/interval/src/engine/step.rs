@@ -1,5 +1,14 @@
-//! One step of one cache: it ends phases, computes speeds at the present occupancies, queues at memory, and schedules
-//! the next step.
+//! One step of one cache: it ends phases, computes speeds at the present occupancies, queues at
+//! memory, and schedules the next step.
+//!
+//! The order matters, because each of these needs the one before: a new phase has other rates,
+//! rates at the present occupancy give the traffic, the traffic gives the wait for memory, and the
+//! wait gives the speed with which the next step begins. The controller's other caches are only
+//! told if its load has changed noticeably; a step of one cache would otherwise be a step of all.
+//!
+//! For example, a step in which an occupancy moved by 8 % of the cache is followed by one of half
+//! the length, and one in which nothing moved by more than a thousandth by one of six times the
+//! length. Steps thus aim at changes of 4 %.
 
 use super::*;
 

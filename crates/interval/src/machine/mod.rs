@@ -1,8 +1,13 @@
 //! The interval machine as a `core::Machine`: policies see the same interface as on a host.
 //!
-//! A window runs the engine until its time is over, a probe has a result, or tasks arrive or exit. The machine then
-//! reports the values that a host could read: counts with the errors of a limited counter unit, and the state in
-//! force.
+//! The engine knows everything exactly, and a policy that saw it would be better here than anywhere
+//! else. So a window runs the engine until its time is over, a probe has a result, or tasks arrive
+//! or exit, and then reports the values that a host could read: counts with the errors of a limited
+//! counter unit, and the state in force.
+//!
+//! For example, a task missed 12,345 times in a window. With four counters for eight events its
+//! misses were counted for half of the time, so the observation has about half of them, with the
+//! noise that the scenario states, and the share of time in which they were counted.
 
 mod apply;
 mod cache_parts;

@@ -1,4 +1,13 @@
 //! CA-1, CA-4 and CA-5 from one measured matrix of pairs, and CA-3 from the published matrix.
+//!
+//! A scheme that predicts slowdowns from profiles is worth what its schedules are worth, and all
+//! schedules of ten programs follow from one matrix of pairs. So each pair is run once, and each
+//! scheme chooses a schedule that is then scored by the measured matrix, in percent above the best
+//! one.
+//!
+//! For example, of four programs on two caches there are three schedules, with mean slowdowns of 8,
+//! 11 and 20 % by the matrix. A scheme that chooses the second is 3 points, or 38 %, above the
+//! optimum; the random mean of 13 is 63 % above it.
 
 use cachemate_core::{Fact, Profile};
 use cachemate_policy::matrix::PairCosts;

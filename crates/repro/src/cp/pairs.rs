@@ -1,5 +1,13 @@
-//! Measures pairs of programs at splits of the cache, sharing the cache, and alone: the data for CP-2 to CP-4 and
-//! RM-4. All runs time every program over the same work ([`crate::work`]).
+//! Measures pairs of programs at splits of the cache, sharing the cache, and alone: the data for
+//! CP-2 to CP-4 and RM-4.
+//!
+//! The splits of one pair are compared with each other, so they must differ in nothing else. All
+//! runs therefore time every program over the same work ([`crate::work`]): over the same time, a
+//! split that makes a program faster would also show it in a later phase.
+//!
+//! For example, twolf executes 20 million instructions alone in 30 million cycles. In each split
+//! its clock stops after these 20 million, while the other program runs on, because a program whose
+//! neighbor has ended has the cache to itself.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,14 @@
 //! Draws co-runs from the seed, and measures them on the cycle-level machine.
+//!
+//! A model is easily right about the co-runs that its author had in mind, so those on which it is
+//! judged are drawn, from a pool of sixteen programs that were chosen by their nature and not by
+//! any co-run. But most pairs hardly slow each other down, and a model that predicts nothing would
+//! be nearly right about them; so half of the co-runs that are measured have losses of 10 % or
+//! more.
+//!
+//! For example, for each machine the seed draws pairs and groups of four on one cache, four
+//! programs on two caches in all three pairings, and pairs with the cache divided in four ways. The
+//! last two are plans, which are judged by how well the model ranks them.
 
 use cachemate_core::SplitMix64;
 use cachemate_core::{

@@ -1,8 +1,13 @@
 //! The machine's hardware: cores, caches, coherence, prefetchers, buses, memory, counters.
 //!
-//! The operating system loads threads onto contexts, lets time pass with [`Hardware::run`], and is informed when a
-//! thread requests something from it. It provides translations through [`FrameProvider`]. The hardware makes no
-//! scheduling decisions.
+//! Hardware executes what it is given, and never chooses. So the operating system loads threads
+//! onto contexts, lets time pass with [`Hardware::run`], and is informed when a thread requests
+//! something from it; it provides translations through [`FrameProvider`]. Both sides can then be
+//! tested alone: caches without a scheduler, and the scheduler without caches.
+//!
+//! For example, a thread touches a page for the first time. The access stops the run with the
+//! page's number; the operating system allocates a frame of an allowed color, charges the fault to
+//! the thread, and runs on.
 
 mod burst;
 mod cache_unit;

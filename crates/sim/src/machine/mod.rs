@@ -1,8 +1,14 @@
 //! The simulated machine as a `core::Machine`, which policies cannot distinguish from a host.
 //!
-//! A window runs the operating system until its time is over, a probe has a result, or tasks arrive or exit. The
-//! machine then reports the values that a host could read. Times in nanoseconds are nominal, that is, without the run's
-//! time scale; counts and cycles are those of the simulated machine.
+//! A window runs the operating system until its time is over, a probe has a result, or tasks arrive
+//! or exit. The machine then reports the values that a host could read, although it counts
+//! everything: a policy that worked with exact counts would not be the one that runs on a host.
+//!
+//! For example, with a time scale of 100 a plan that asks for windows of 10 ms gets them after
+//! 300,000 cycles of 3 GHz, and a thread that ran half of that is reported with 5 ms. It executed a
+//! hundredth of the instructions that a host would have counted, however: times in nanoseconds are
+//! nominal, that is, without the run's time scale; counts and cycles are those of the simulated
+//! machine.
 
 mod apply;
 mod capabilities;

@@ -1,11 +1,4 @@
 //! The daemon's state, as `status`, `top`, `explain` and the metrics show it.
-//!
-//! Four front ends that each asked the daemon's parts would show four moments, and a reader who
-//! compares them would look for a cause where there is none. So one value is made from each window,
-//! and all of them format that value.
-//!
-//! For example, a program with an intensity of 0.2 and a sensitivity of 0.03 is an aggressor
-//! wherever its class is shown, in the same window. What was not measured is null, or absent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -1,20 +1,10 @@
 //! The dashboard: a run as an HTML page.
 //!
-//! A table of losses says who loses now. It does not show that the loss began when a container
-//! moved, an hour ago, so some users want the programs of each cache as a picture, and to play
-//! time. One function, [`SnapshotBuilder::build_snapshot`], turns each iteration of the loop into a
-//! [`Snapshot`]; the daemon sends snapshots as they arise, and [`read_recording`] makes them from a
-//! run log. One page ([`page_html`]) shows both, so what can be seen of a live host can be seen of
-//! a recording.
-//!
-//! For example, an hour of eight programs, 10,801 windows, is one file of 1.5 MB that loads
-//! nothing; it can be attached to a ticket and opened without a server.
-//!
-//! # Invariants
-//! - A program's name is always plain text, and one word of its sentence.
-//! - Without the token, nothing about the host is shown.
-//! - The page's scripts run under a content policy that lists their hashes.
-//! - The daemon never waits for the page.
+//! Problem: some users prefer a picture to tables and want to see the programs of each cache, and the reasons for their
+//! placement, during a run and afterward. Method: one function, [`SnapshotBuilder::build_snapshot`], turns each iteration of
+//! the loop into a [`Snapshot`]; the daemon sends snapshots as they arise, and [`read_recording`] makes them from a run log.
+//! One page ([`page_html`]) shows both. Properties: the page is one file that loads nothing; its scripts run under a content
+//! policy that lists their hashes; a program's name is always plain text.
 
 #![warn(missing_docs)]
 

@@ -1,17 +1,11 @@
 //! The dashboard of a running daemon: the page of a recording, fed by server-sent events.
 //!
-//! Users want to watch the daemon, which must not wait for any viewer, and their browsers also show
-//! foreign pages that must not have access. So the loop passes a copy of each iteration to a thread
-//! that makes snapshots, and drops the copy if that thread is behind; a second thread serves the
-//! snapshots.
-//!
-//! For example, a ninth viewer is refused, and one of the eight who accepts nothing for ten seconds
-//! is disconnected; meanwhile the daemon decides as if nobody watched. Whoever connects later gets
-//! up to 900 windows, or 8 MiB of them.
-//!
-//! A client without a token gets the empty page and nothing else. A foreign page can neither use
-//! this host's name (`Host`) nor send requests from a browser (`Origin`, `Sec-Fetch-Site`). The
-//! server is read-only.
+//! Problem: users want to watch the daemon, which must not wait for any viewer, and their browsers also show foreign
+//! pages that must not have access. Method: the loop passes a copy of each iteration to a thread that makes
+//! snapshots, and drops the copy if that thread is behind; a second thread serves the snapshots. Properties: the
+//! number of viewers is limited, and a slow viewer is disconnected. A client without a token gets the empty page and
+//! nothing else. A foreign page can neither use this host's name (`Host`) nor send requests from a browser (`Origin`,
+//! `Sec-Fetch-Site`). The server is read-only.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;

@@ -60,7 +60,7 @@ static Bool clo_stop = False;
 #define NO_LINE (~0ULL)
 /* In a tag: another thread has loaded the line since this one's last store to it. A line without it is nobody else's. */
 #define SHARED (1ULL << 63)
-static UInt l1_ways, l1_line_bits;
+static UInt l1_ways, l1_line_bits = 6;
 static ULong l1_set_mask;
 
 static ULong *l1_new(void)
@@ -285,13 +285,29 @@ typedef struct {
 static Cycles *known; /* by value */
 static UInt known_size;
 
+/* Loads that missed the filter have numbers from 1 on within the sample. */
+static UInt *load_behind; /* by value: the youngest such load that it was computed from, 0 = none */
+static UShort load_site[2 * SAMPLE_INSTRUCTIONS + 1]; /* by number; 0 = it does not count, or no longer */
+static UInt load_count;
+
+/* By site: loads that missed the filter, and those of them for which a mispredicted branch waited. */
+static struct {
+   UInt loads, waited;
+} branch_loads[1 << 16];
+
 #define MAX_PIECE_ACCESSES 256
-static Addr touched[MAX_PIECE_ACCESSES]; /* by place in the piece that runs */
+/* By place in the piece that runs. */
+static struct {
+   Addr address;
+   UShort site;
+   Bool missed;
+} touched[MAX_PIECE_ACCESSES];
 
 /* Not 0 while a sample runs. */
 static ULong sampling;
 static ULong next_sample; /* blocks */
 static UInt trained, sampled; /* instructions */
+static UInt mispredicted;     /* in the sample, behind its warm-up */
 static Cycles enters, done, left, counted_from;
 static UInt left_at[WINDOWS][LARGEST_WINDOW];
 
@@ -301,10 +317,18 @@ static struct {
    ULong word;
    ULong sample;
    Cycles known;
+   UInt load_behind;
 } stored[STORED_WORDS];
+/* The last misses of the sample by line: who reads on in a line waits for it. */
+#define FETCHED_LINES 1024u
+static struct {
+   ULong line;
+   ULong sample;
+   UInt load;
+} fetched[FETCHED_LINES];
 static ULong sample_number;
 
-/* Since the last chunk. */
+/* Of whole samples since the last chunk. */
 static struct {
    UInt instructions, mispredicted;
    UInt cycles[WINDOWS];
@@ -354,15 +378,18 @@ static void know_values(UInt count)
       return;
    known = VG_(realloc)("cm.known", known, count * sizeof(Cycles));
    VG_(memset)(known + known_size, 0, (count - known_size) * sizeof(Cycles));
+   load_behind = VG_(realloc)("cm.behind", load_behind, count * sizeof(UInt));
+   VG_(memset)(load_behind + known_size, 0, (count - known_size) * sizeof(UInt));
    known_size = count;
 }
 
 static void begin_sample(void)
 {
    sampling = 1;
-   trained = sampled = 0;
+   trained = sampled = mispredicted = load_count = 0;
    sample_number++;
    VG_(memset)(known, 0, FIRST_TEMP * sizeof(Cycles));
+   VG_(memset)(load_behind, 0, FIRST_TEMP * sizeof(UInt));
    VG_(memset)(&enters, 0, sizeof(enters));
    VG_(memset)(&done, 0, sizeof(done));
    VG_(memset)(&left, 0, sizeof(left));
@@ -387,17 +414,40 @@ static void begin_instruction(void)
       counted_from = left;
    if (sampled == SAMPLE_INSTRUCTIONS) {
       core_counts.instructions += SAMPLE_INSTRUCTIONS - SAMPLE_WARM_UP;
+      core_counts.mispredicted += mispredicted;
       for (UInt w = 0; w < WINDOWS; w++)
          core_counts.cycles[w] += left.at[w] - counted_from.at[w];
       sampling = 0;
    }
 }
 
+static inline UInt later_of(UInt load, UInt other) { return load > other ? load : other; }
+
 static void wait_for(Cycles *cycles, const Cycles *other)
 {
    for (UInt w = 0; w < WINDOWS; w++)
       if (other->at[w] > cycles->at[w])
          cycles->at[w] = other->at[w];
+}
+
+/* A load behind which its value is known: its own number if it missed the filter, or that of the miss that fetches its line. */
+static UInt number_load(UInt place)
+{
+   ULong line = touched[place].address >> l1_line_bits;
+   if (!touched[place].missed) {
+      Bool is_fetched = fetched[line % FETCHED_LINES].line == line && fetched[line % FETCHED_LINES].sample == sample_number;
+      return is_fetched ? fetched[line % FETCHED_LINES].load : 0;
+   }
+   if (load_count == 2 * SAMPLE_INSTRUCTIONS)
+      return 0;
+   UShort site = touched[place].site;
+   load_site[++load_count] = sampled >= SAMPLE_WARM_UP ? site : 0;
+   if (sampled >= SAMPLE_WARM_UP)
+      branch_loads[site].loads++;
+   fetched[line % FETCHED_LINES].line = line;
+   fetched[line % FETCHED_LINES].sample = sample_number;
+   fetched[line % FETCHED_LINES].load = load_count;
+   return load_count;
 }
 
 static void take_step(const Step *step)
@@ -412,25 +462,34 @@ static void take_step(const Step *step)
       return;
    }
    Cycles cycles = enters;
-   for (UInt i = 0; i < STEP_SOURCES; i++)
+   UInt behind = 0;
+   for (UInt i = 0; i < STEP_SOURCES; i++) {
       wait_for(&cycles, &known[step->source[i]]);
-   Addr address = step->place < MAX_PIECE_ACCESSES ? touched[step->place] : 0;
+      behind = later_of(behind, load_behind[step->source[i]]);
+   }
+   Addr address = step->place < MAX_PIECE_ACCESSES ? touched[step->place].address : 0;
    ULong word = address >> 3;
    if (step->kind == STORES) {
       if (address) {
          stored[word % STORED_WORDS].word = word;
          stored[word % STORED_WORDS].sample = sample_number;
          stored[word % STORED_WORDS].known = cycles;
+         stored[word % STORED_WORDS].load_behind = behind;
       }
       wait_for(&done, &cycles);
       return;
    }
-   if (step->kind == LOADS && address && stored[word % STORED_WORDS].word == word &&
-       stored[word % STORED_WORDS].sample == sample_number)
-      wait_for(&cycles, &stored[word % STORED_WORDS].known);
+   if (step->kind == LOADS && address) {
+      if (stored[word % STORED_WORDS].word == word && stored[word % STORED_WORDS].sample == sample_number) {
+         wait_for(&cycles, &stored[word % STORED_WORDS].known);
+         behind = later_of(behind, stored[word % STORED_WORDS].load_behind);
+      }
+      behind = later_of(behind, number_load(step->place));
+   }
    for (UInt w = 0; w < WINDOWS; w++)
       cycles.at[w] += step->latency;
    known[step->target] = cycles;
+   load_behind[step->target] = behind;
    wait_for(&done, &cycles);
 }
 
@@ -456,14 +515,19 @@ static VG_REGPARM(2) void on_piece(const Piece *piece, ULong outcome)
       return;
    wait_for(&enters, &cycles);
    if (sampled >= SAMPLE_WARM_UP)
-      core_counts.mispredicted++;
+      mispredicted++;
+   /* A load is waited for once: what follows the branch enters when it has returned. */
+   UShort *site = &load_site[load_behind[piece->condition]];
+   if (*site)
+      branch_loads[*site].waited++;
+   *site = 0;
 }
 
 /* ---- Chunks ---- */
 #define CHUNK_MAGIC 0x334b4d43u /* CMK3 */
 #define CHUNK_BYTES 4096u       /* PIPE_BUF */
 #define NO_THREAD 0xffffffffu   /* a chunk that speaks for the process */
-enum { FLAG_START = 1, FLAG_END = 2, FLAG_MAX = 4, FLAG_BURST = 8 };
+enum { FLAG_START = 1, FLAG_END = 2, FLAG_MAX = 4, FLAG_BURST = 8, FLAG_BRANCH_LOADS = 16 };
 typedef struct {
    UInt magic, payload_bytes, pid, thread;
    ULong instructions, accesses;
@@ -500,10 +564,13 @@ static void send(UInt flags)
    head->records = chunk_records;
    head->flags = flags;
    head->os_thread = current ? current->os_thread : 0;
-   head->core_instructions = core_counts.instructions;
-   head->mispredicted = core_counts.mispredicted;
-   VG_(memcpy)(head->core_cycles, core_counts.cycles, sizeof(head->core_cycles));
-   VG_(memset)(&core_counts, 0, sizeof(core_counts));
+   VG_(memset)(&head->core_instructions, 0, sizeof(*head) - offsetof(ChunkHead, core_instructions));
+   if (current) {
+      head->core_instructions = core_counts.instructions;
+      head->mispredicted = core_counts.mispredicted;
+      VG_(memcpy)(head->core_cycles, core_counts.cycles, sizeof(head->core_cycles));
+      VG_(memset)(&core_counts, 0, sizeof(core_counts));
+   }
    Int written;
    do
       written = VG_(write)(fifo, chunk, chunk_used);
@@ -526,6 +593,28 @@ static inline void put(ULong value)
       value >>= 7;
    }
    chunk[chunk_used++] = value;
+}
+
+/* Sends what samples told of loads by site, once for the process: site, loads, and those for which a branch waited. */
+static void send_branch_loads(void)
+{
+   Thread *running = current;
+   if (chunk_records)
+      send(0);
+   current = NULL;
+   for (UInt site = 1; site < sizeof(branch_loads) / sizeof(branch_loads[0]); site++) {
+      if (!branch_loads[site].loads)
+         continue;
+      put(site);
+      put(branch_loads[site].loads);
+      put(branch_loads[site].waited);
+      if (chunk_used > CHUNK_BYTES - 3 * 10)
+         send(FLAG_BRANCH_LOADS);
+   }
+   if (chunk_used > sizeof(ChunkHead))
+      send(FLAG_BRANCH_LOADS);
+   VG_(memset)(branch_loads, 0, sizeof(branch_loads));
+   current = running;
 }
 
 /* The youngest record behind a value. `begin` is the start of the block's present run if the value was computed in it, and
@@ -624,13 +713,19 @@ static Bool filter_hits(Addr *address, UInt *size, UInt store)
 static VG_REGPARM(2) void on_access(Addr address, Access *access)
 {
    UInt size = access->size;
-   if (UNLIKELY(sampling && access->place < MAX_PIECE_ACCESSES))
-      touched[access->place] = address;
+   Addr first = address;
+   Bool missed = False;
    if (LIKELY(mode == RECORDING)) {
-      if (!clo_l1_bytes || !filter_hits(&address, &size, access->store))
+      missed = !clo_l1_bytes || !filter_hits(&address, &size, access->store);
+      if (missed)
          record(address, size, access, instructions + access->counted);
    } else if (mode == SKIPPING && clo_l1_bytes)
       filter_hits(&address, &size, access->store);
+   if (UNLIKELY(sampling && access->place < MAX_PIECE_ACCESSES)) {
+      touched[access->place].address = first;
+      touched[access->place].site = access->site;
+      touched[access->place].missed = missed;
+   }
 }
 
 /* The window begins behind this access. */
@@ -655,6 +750,7 @@ static VG_REGPARM(2) void on_exact_access(Addr address, Access *access)
       begin_window(now);
    if (UNLIKELY(mode == RECORDING && seen - clo_skip >= clo_max)) {
       instructions = now;
+      send_branch_loads();
       send(FLAG_MAX);
       switch_off();
       if (clo_stop)
@@ -1322,6 +1418,7 @@ static void look_at_time(void)
       discard_due = True;
    }
    if ((mode == RECORDING || mode == PAUSED) && clo_max_ms && VG_(read_millisecond_timer)() - begun_ms >= clo_max_ms) {
+      send_branch_loads();
       send(FLAG_MAX);
       switch_off();
       if (clo_stop)
@@ -1478,6 +1575,7 @@ static void on_fork_child(ThreadId tid)
    current->recorded_at = current->window_instructions = current->window_accesses = current->records = 0;
    VG_(memset)(written, 0, sizeof(written));
    VG_(memset)(&core_counts, 0, sizeof(core_counts));
+   VG_(memset)(branch_loads, 0, sizeof(branch_loads));
    sampling = 0;
    instructions = accesses = seen_elsewhere = 0;
    if (mode != WAITING)
@@ -1566,6 +1664,7 @@ static void fini(Int exit_code)
 {
    if (mode != RECORDING && mode != PAUSED)
       return;
+   send_branch_loads();
    send(FLAG_END);
    /* The others that still live, at their last switch. */
    leave_thread();

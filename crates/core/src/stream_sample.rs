@@ -78,6 +78,47 @@ pub struct CoreStretch {
     pub timing: InstructionTiming,
 }
 
+/// Loads of one instruction that missed the recorder's filter, in the samples of [`InstructionTiming`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BranchLoads {
+    /// A hash of the instruction, as in [`SampledAccess`].
+    pub site: NonZeroU16,
+    /// Loads.
+    pub loads: u64,
+    /// Those for whose value a mispredicted branch waited.
+    pub waited: u64,
+}
+
+/// What a recording tells of the core that it ran on.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct CoreSamples {
+    /// What instructions cost between misses, in stretches in the order of the records; empty if unknown.
+    pub stretches: Vec<CoreStretch>,
+    /// Loads by the instruction that makes them, in ascending order of the site.
+    pub branch_loads: Vec<BranchLoads>,
+}
+
+impl CoreSamples {
+    /// Returns whether nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.stretches.is_empty() && self.branch_loads.is_empty()
+    }
+
+    /// Returns the share of an instruction's loads for which a mispredicted branch waits; 0 if none was seen.
+    pub fn waited_share(&self, site: NonZeroU16) -> f64 {
+        let found = self
+            .branch_loads
+            .binary_search_by_key(&site, |loads| loads.site);
+        match found {
+            Ok(index) => {
+                let loads = &self.branch_loads[index];
+                loads.waited as f64 / (loads.loads as f64).max(1.0)
+            }
+            Err(_) => 0.0,
+        }
+    }
+}
+
 /// One access of a sample.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SampledAccess {
@@ -96,6 +137,8 @@ pub struct SampledAccess {
     pub dependence: u8,
     /// A hash of the instruction that makes the access; `None` if unknown.
     pub site: Option<NonZeroU16>,
+    /// Whether a mispredicted branch waits for the value that it loads.
+    pub delays_branch: bool,
 }
 
 /// A stretch of the stream.

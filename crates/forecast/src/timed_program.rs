@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use cachemate_core::{MachineSpec, StreamSample};
+use cachemate_core::{CoreSamples, MachineSpec, StreamSample};
 use cachemate_interval::PhasedProgram;
 use cachemate_locality::stream_sampler::StreamSampler;
 use cachemate_locality::window_walk::DependenceRule;
@@ -83,7 +83,7 @@ impl TimedProgram {
 
         let core = reader
             .totals()
-            .map_or(Vec::new(), |totals| totals.core.clone());
+            .map_or(CoreSamples::default(), |totals| totals.core.clone());
         let header = reader.header();
         if !header.instructions_known {
             return Err(failed(name)("found no instruction counts, expected them"));

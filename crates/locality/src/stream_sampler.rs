@@ -8,8 +8,8 @@
 //! the parts of a stream do not depend on how it is divided into pushes.
 
 use cachemate_core::{
-    CoreStretch, InstructionTiming, MEASURED_ACCESSES, SampledAccess, StreamPhase, StreamSample,
-    WARM_UP_ACCESSES,
+    CoreSamples, CoreStretch, InstructionTiming, MEASURED_ACCESSES, SampledAccess, StreamPhase,
+    StreamSample, WARM_UP_ACCESSES,
 };
 
 use crate::stack::{COLD, DistanceHistogram, StackDistances, StackError};
@@ -90,6 +90,12 @@ fn core_timing_of(
     Some(timing)
 }
 
+/// Draws whether a mispredicted branch waits for an access, with the share of its instruction's loads.
+fn draw_branch_wait(core: &CoreSamples, number: u64, access: &SampledAccess) -> bool {
+    let share = access.site.map_or(0.0, |site| core.waited_share(site));
+    !access.is_store && (crate::hash::mix(number) as f64) < share * u64::MAX as f64
+}
+
 /// Returns the index of the bucket of a distance.
 fn bucket_of(distance: u32) -> usize {
     if distance < EXACT_DISTANCES {
@@ -156,7 +162,7 @@ impl StreamSampler {
     }
 
     /// Returns the sample, and the number of accesses at every distance. `core` is what instructions cost in stretches of
-    /// the stream, if that is known.
+    /// the stream, and what branches wait for, if that is known. Which of an instruction's loads delay a branch is drawn.
     ///
     /// # Errors
     /// As [`push`](Self::push).
@@ -165,7 +171,7 @@ impl StreamSampler {
         line_bytes: u32,
         page_bytes: u32,
         has_dependences: bool,
-        core: &[CoreStretch],
+        core: &CoreSamples,
     ) -> Result<(StreamSample, DistanceHistogram), StackError> {
         let engine = std::mem::take(&mut self.engine);
         let histogram = engine.finish_and_list(&mut self.distances)?;
@@ -191,14 +197,17 @@ impl StreamSampler {
             end_access += phase.accesses;
             let is_last = index + 1 == phase_count;
             let mut parts = Vec::new();
-            while let Some((_, part)) =
+            while let Some((start, mut part)) =
                 remaining_parts.next_if(|(start, _)| is_last || *start < end_access)
             {
+                for (number, access) in (start..).zip(&mut part) {
+                    access.delays_branch = draw_branch_wait(core, number, access);
+                }
                 parts.push(part);
             }
             let counted = (0..).zip(phase.counts).filter(|&(_, count)| count > 0);
             phases.push(StreamPhase {
-                core: core_timing_of(core, start_access, end_access),
+                core: core_timing_of(&core.stretches, start_access, end_access),
                 instructions: phase.instructions,
                 cold_count: phase.cold_count,
                 distances: counted
@@ -308,7 +317,9 @@ mod tests {
         for some in all.chunks(push_len) {
             sampler.push(some.iter().copied()).unwrap();
         }
-        sampler.finish(64, 4096, false, &[]).unwrap()
+        sampler
+            .finish(64, 4096, false, &CoreSamples::default())
+            .unwrap()
     }
 
     /// Is the sample the same however the stream is divided into pushes, for lengths around each doubling of the period?

@@ -209,6 +209,11 @@ impl WalkMachine {
         }
     }
 
+    /// Returns whether what waits behind mispredicted branches counts.
+    fn counts_branches(&self) -> bool {
+        self.mispredict_cycles.is_some() && !self.is_in_order
+    }
+
     /// Returns the lines of the largest private cache; 0 if there is none.
     pub fn private_lines(&self) -> u64 {
         let private_levels = &self.levels[..self.levels.len().saturating_sub(1)];
@@ -690,6 +695,10 @@ impl<'a> Walk<'a> {
         }
 
         self.value_cycles.push(value_cycle);
+        // What a mispredicted branch costs with its load in the first cache is part of the rate between misses.
+        if access.delays_branch && self.machine.counts_branches() {
+            entry_cycle = entry_cycle.max(value_cycle - first_latency);
+        }
         if !access.is_store {
             self.last_load = Some(self.value_cycles.len() - 1);
             self.loads += 1;

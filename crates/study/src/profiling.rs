@@ -10,7 +10,7 @@
 //! the file has both.
 
 use cachemate_core::{
-    CacheLevel, Estimate, Fact, FactSource, MachineSpec, PhaseParameters, Profile,
+    CacheLevel, CoreSamples, Estimate, Fact, FactSource, MachineSpec, PhaseParameters, Profile,
 };
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_locality::curve::{SetMapping, fold_to_ways};
@@ -177,7 +177,7 @@ impl ProfilePass {
             target.line_bytes,
             header.page_bytes.max(target.line_bytes),
             header.has_dependences,
-            totals.map_or(&[], |totals| totals.core.as_slice()),
+            totals.map_or(&CoreSamples::default(), |totals| &totals.core),
         )?;
         let distances: MeasuredDistances = match self.burst_distances {
             Some(burst_distances) => burst_distances.finish()?,

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU16;
 
-use cachemate_core::{CoreStretch, SampledAccess};
+use cachemate_core::{CoreSamples, SampledAccess};
 use serde::{Deserialize, Serialize};
 
 /// One data access of one thread.
@@ -38,6 +38,7 @@ impl AccessRecord {
             is_store: self.store,
             dependence: self.dependence,
             site: self.site,
+            delays_branch: false,
         }
     }
 }
@@ -263,9 +264,9 @@ pub struct TraceTotals {
     /// Number of the first record of each burst, ascending; empty if the recording has no gaps.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bursts: Vec<u64>,
-    /// What instructions cost between misses, in stretches in the order of the records; empty if unknown.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub core: Vec<CoreStretch>,
+    /// What instructions cost between misses, and what branches wait for.
+    #[serde(default, skip_serializing_if = "CoreSamples::is_empty")]
+    pub core: CoreSamples,
     /// The end of the recording: `exit 0`, `signal 15`, `interrupted`, ...
     pub ended: Option<String>,
 }
@@ -284,9 +285,17 @@ impl TraceTotals {
             let found = format!("threads with {records} records");
             return Err((found, format!("{}, the file's total", self.records)));
         }
-        if !self.core.is_sorted_by_key(|stretch| stretch.end_record) {
+        if !self
+            .core
+            .stretches
+            .is_sorted_by_key(|stretch| stretch.end_record)
+        {
             let found = "stretches of core timing out of order".to_string();
             return Err((found, "ascending records".to_string()));
+        }
+        if !self.core.branch_loads.is_sorted_by(|a, b| a.site < b.site) {
+            let found = "loads of branches out of order".to_string();
+            return Err((found, "ascending sites".to_string()));
         }
         let instructions = self.threads.iter().fold(0u64, |sum, thread| {
             sum.saturating_add(thread.instructions.unwrap_or(0))

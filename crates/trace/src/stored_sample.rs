@@ -27,6 +27,7 @@ const COMPRESSION_LEVEL: i32 = 12;
 
 const STORE_FLAG: u8 = 1;
 const COLD_FLAG: u8 = 2;
+const BRANCH_FLAG: u8 = 4;
 
 #[derive(Serialize, Deserialize)]
 struct StoredSample {
@@ -202,7 +203,8 @@ fn encode_parts(parts: &[Vec<SampledAccess>]) -> Vec<u8> {
             } else {
                 0
             };
-            flags.push(store_flag | cold_flag);
+            let branch_flag = if access.delays_branch { BRANCH_FLAG } else { 0 };
+            flags.push(store_flag | cold_flag | branch_flag);
             put_varint(gaps, access.gap);
             let difference = access.line.wrapping_sub(previous_line);
             put_varint(lines, difference << 1 ^ (difference as i64 >> 63) as u64);
@@ -287,6 +289,7 @@ fn decode_parts(raw: &[u8], part_lengths: &[usize]) -> Option<Vec<Vec<SampledAcc
                 is_store: flag & STORE_FLAG != 0,
                 dependence: dependences.byte()?,
                 site: NonZeroU16::new(site),
+                delays_branch: flag & BRANCH_FLAG != 0,
             });
         }
         parts.push(part);
@@ -309,16 +312,20 @@ mod tests {
             any::<bool>(),
             any::<u8>(),
             any::<u16>(),
+            any::<bool>(),
         )
             .prop_map(
-                |(line, distance, gap, thread, is_store, dependence, site)| SampledAccess {
-                    line,
-                    distance,
-                    gap,
-                    thread,
-                    is_store,
-                    dependence,
-                    site: NonZeroU16::new(site),
+                |(line, distance, gap, thread, is_store, dependence, site, delays_branch)| {
+                    SampledAccess {
+                        line,
+                        distance,
+                        gap,
+                        thread,
+                        is_store,
+                        dependence,
+                        site: NonZeroU16::new(site),
+                        delays_branch,
+                    }
                 },
             );
         proptest::collection::vec(access, 0..20)

@@ -96,6 +96,37 @@ fn chases_overlap_as_many_misses_as_there_are() {
     }
 }
 
+/// Does a mispredicted branch that waits for a miss end its overlap with what comes later, on a machine that states what
+/// refilling the pipeline costs, and change nothing on one that does not?
+#[test]
+fn a_branch_that_waits_for_a_miss_ends_its_overlap() {
+    let gap = 8;
+    let accesses = |waiting_share: u64| -> Vec<SampledAccess> {
+        (0..2000)
+            .map(|index| SampledAccess {
+                delays_branch: index % 4 < waiting_share,
+                ..far_load(index, gap, 0)
+            })
+            .collect()
+    };
+    let silent = sample_walk_machine();
+    let stating = WalkMachine {
+        mispredict_cycles: Some(20.0),
+        ..silent.clone()
+    };
+    let cycles =
+        |machine, share| cycles_per_access(&walk_with(accesses(share), machine, &OPTIONS), 8.0);
+    assert_eq!(cycles(&silent, 4), cycles(&silent, 0));
+    assert_eq!(cycles(&stating, 0), cycles(&silent, 0));
+    // Each load alone: its latency but for the hit that the rate between misses has, and its instructions.
+    let alone = LATENCY - 3.0 + gap as f64;
+    let found = cycles(&stating, 4);
+    assert!((found / alone - 1.0).abs() < 0.02, "{found}, {alone}");
+    // Every fourth: the three behind the branch overlap it no longer, but one another and the next.
+    let found = cycles(&stating, 1);
+    assert!((found / (alone / 4.0) - 1.0).abs() < 0.15, "{found}");
+}
+
 /// Do instructions between misses take the cycles of their chains and branches, if the machine states what refilling the
 /// pipeline costs, and their share of the issue width otherwise or in order?
 #[test]

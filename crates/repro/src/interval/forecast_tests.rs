@@ -111,7 +111,9 @@ fn sample_program(job: &WorkloadJob, until_instr: f64) -> StreamSample {
         sampler.push(accesses).unwrap();
         assert!(matches!(batch_end, BatchEnd::More), "{} sleeps", job.name);
     }
-    let (sample, _) = sampler.finish(64, 4096, true, &[]).unwrap();
+    let (sample, _) = sampler
+        .finish(64, 4096, true, &CoreSamples::default())
+        .unwrap();
     StreamSample {
         footprint_lines: 1 << 40,
         ..sample

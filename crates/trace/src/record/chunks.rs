@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 
-use cachemate_core::{CoreStretch, InstructionTiming};
+use cachemate_core::{BranchLoads, CoreSamples, CoreStretch, InstructionTiming};
 
 use crate::cmt::{u32_at, u64_at};
 use crate::{AccessRecord, FilePosition, ProcessTotals, ThreadTotals, TraceError, TraceTotals};
@@ -18,6 +18,7 @@ const FLAG_START: u32 = 1;
 const FLAG_END: u32 = 2;
 const FLAG_MAX: u32 = 4;
 const FLAG_BURST: u32 = 8;
+const FLAG_BRANCH_LOADS: u32 = 16;
 /// Marks a chunk of the process rather than of a thread.
 const NO_THREAD: u32 = u32::MAX;
 /// The address bits from here on contain the process.
@@ -42,6 +43,8 @@ pub(super) struct ChunkDecoder {
     /// Number of the first record of each burst.
     bursts: Vec<u64>,
     core: Vec<CoreStretch>,
+    /// Loads by site, and those of them for which a branch waited.
+    branch_loads: BTreeMap<NonZeroU16, (u64, u64)>,
     pub(super) is_max_reached: bool,
     /// Whether a process has reported its end. A process that replaced itself by another program does not.
     pub(super) has_reported_end: bool,
@@ -160,6 +163,9 @@ impl ChunkDecoder {
             }
             self.bursts.push(self.record_count);
         }
+        if head.flags & FLAG_BRANCH_LOADS != 0 {
+            return self.add_branch_loads(payload);
+        }
         if head.thread == NO_THREAD {
             return Ok(());
         }
@@ -191,6 +197,28 @@ impl ChunkDecoder {
             end_record: self.record_count,
             timing,
         });
+    }
+
+    fn add_branch_loads(&mut self, payload: &[u8]) -> Result<(), TraceError> {
+        let mut remaining_bytes = payload;
+        while !remaining_bytes.is_empty() {
+            let mut next_number = || read_varint(&mut remaining_bytes);
+            let numbers = (next_number(), next_number(), next_number());
+            let (Some(site), Some(loads), Some(waited)) = numbers else {
+                return self.chunk_error("loads that their chunk cuts off".into(), "three numbers");
+            };
+            let Some(site) = u16::try_from(site).ok().and_then(NonZeroU16::new) else {
+                return self.chunk_error(format!("loads of site {site}"), "1 to 65535");
+            };
+            if waited > loads {
+                let found = format!("{waited} loads of {loads}");
+                return self.chunk_error(found, "branches that wait for no more than all");
+            }
+            let (all_loads, all_waited) = self.branch_loads.entry(site).or_default();
+            *all_loads = all_loads.saturating_add(loads);
+            *all_waited = all_waited.saturating_add(waited);
+        }
+        Ok(())
     }
 
     fn add_process(&mut self, pid: u32, payload: &[u8]) -> Result<(), TraceError> {
@@ -324,9 +352,20 @@ impl ChunkDecoder {
             threads: self.threads.clone(),
             processes: self.processes.clone(),
             bursts: self.bursts.clone(),
-            core: self.core.clone(),
+            core: CoreSamples {
+                stretches: self.core.clone(),
+                branch_loads: self.branch_loads.iter().map(loads_of_site).collect(),
+            },
             ..TraceTotals::default()
         }
+    }
+}
+
+fn loads_of_site((&site, &(loads, waited)): (&NonZeroU16, &(u64, u64))) -> BranchLoads {
+    BranchLoads {
+        site,
+        loads,
+        waited,
     }
 }
 
@@ -382,6 +421,8 @@ mod tests {
             ),
             chunk_bytes(7, NO_THREAD, 0, FLAG_START, b"/bin/b\0"),
             chunk_bytes(7, 3, 1, 0, &[1 << 4, 2, 0, 0, 0]),
+            chunk_bytes(7, NO_THREAD, 0, FLAG_BRANCH_LOADS, &[5, 10, 4, 9, 2, 2]),
+            chunk_bytes(7, NO_THREAD, 0, FLAG_BRANCH_LOADS, &[5, 2, 0]),
             chunk_bytes(7, 3, 0, FLAG_MAX, &[]),
         ]
         .concat()
@@ -437,9 +478,12 @@ mod tests {
         };
         let ends = [2, 3, 3];
         assert_eq!(
-            totals.core,
+            totals.core.stretches,
             ends.map(|end_record| CoreStretch { end_record, timing })
         );
+        let of_site = |site| NonZeroU16::new(site).unwrap();
+        let shares = [5, 9, 7].map(|site| totals.core.waited_share(of_site(site)));
+        assert_eq!(shares, [4.0 / 12.0, 1.0, 0.0]);
         assert!(decoder.is_max_reached);
         let thread_ids: Vec<_> = totals
             .threads
@@ -464,7 +508,7 @@ mod tests {
                 mispredicted: chunk,
             });
         }
-        let stretches = decoder.totals().core;
+        let stretches = decoder.totals().core.stretches;
         assert!(stretches.len() <= 2 * CORE_STRETCHES, "{}", stretches.len());
         assert!(stretches.is_sorted_by_key(|stretch| stretch.end_record));
         assert_eq!(

@@ -349,7 +349,18 @@ int main(int count, char **words) {
     else if (!strcmp(kind, "memory"))
         for (uint64_t i = 0; i < n; i++)
             taken++;
-    else if (!strcmp(kind, "random"))
+    else if (!strcmp(kind, "random-loads") || !strcmp(kind, "steady-loads")) {
+        uint64_t lines = 1 << 16, bit = strcmp(kind, "random-loads") ? 2 : 1;
+        uint64_t *table = calloc(8 * lines, 8);
+        for (uint64_t i = 0; i < 8 * lines; i++) {
+            a = a * 6364136223846793005u + 1442695040888963407u;
+            table[i] = a >> 63;
+        }
+        for (uint64_t i = 0; i < n / 5; i++) {
+            a = a * 6364136223846793005u + 1442695040888963407u;
+            if (table[a >> 45] & bit) __asm__ volatile("nop; nop" ::: "memory");
+        }
+    } else if (!strcmp(kind, "random"))
         for (uint64_t i = 0; i < n; i++) {
             a = a * 6364136223846793005u + 1442695040888963407u;
             if (a >> 63) __asm__ volatile("nop; nop" ::: "memory");
@@ -362,6 +373,27 @@ int main(int count, char **words) {
     return (int)((a + b) & 0);
 }
 "#;
+
+/// Is a load whose random value decides a branch one that mispredicted branches wait for half of the time, and one whose
+/// value decides nothing never?
+#[test]
+fn branches_wait_for_the_loads_that_decide_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile_program(dir.path(), CORE_SOURCE);
+    for (kind, expected) in [("random-loads", 0.5), ("steady-loads", 0.0)] {
+        let out = dir.path().join(format!("{kind}.cmt"));
+        run(&quiet_recorder(
+            vec![program.clone(), kind.to_string()],
+            &out,
+        ));
+        let core = read(&out).1.core;
+        let busiest = core.branch_loads.iter().max_by_key(|loads| loads.loads);
+        let busiest = busiest.expect("some loads missed the filter in samples");
+        assert!(busiest.loads > 1000, "{kind}: {busiest:?}");
+        let share = core.waited_share(busiest.site);
+        assert!((share - expected).abs() < 0.1, "{kind}: {busiest:?}");
+    }
+}
 
 /// Do loops take the cycles of their chains, and are branches on random bits mispredicted half of the time, those that
 /// alternate hardly ever?
@@ -379,6 +411,7 @@ fn instructions_take_the_cycles_of_their_chains_and_branches() {
         let totals = read(&out).1;
         totals
             .core
+            .stretches
             .iter()
             .for_each(|stretch| timing.add(&stretch.timing));
         assert!(timing.instructions > 30_000, "{kind}: {timing:?}");

@@ -1,16 +1,21 @@
 //! `cachemate-bench corun`: what the forecasts of this host are worth, on real programs.
 //!
-//! Problem: forecasts are right about machines that we simulate, and a user cares about the one here. Method: programs with a
-//! fixed amount of work, own kernels at sizes below, near and above the shared cache and programs of the distribution, are
-//! recorded and forecast first. Then each runs to its end on one CPU, beside one other program or beside an arithmetic loop
-//! that touches no memory, on a CPU of the same cache. Rounds alternate between the companions, and user and system
-//! time counts, so that waits for a CPU do not. A pair's slowdown is the median over rounds of its time over that beside
-//! the loop in the same round, with a bootstrap interval over rounds. The runs beside the loop also gauge neighbors: if they
-//! scatter, so do the pairs' intervals, and such a pair gets more rounds until its interval is narrow or the time is over.
-//! For example, on a guest whose processor belongs to others for 60 ms of each second, a run of half a second scatters by
-//! 20 %, and a pair needs thirty rounds or more where a quiet host needs five. Properties: the forecast is made before the
-//! measurement and changes nothing in it; pairs whose interval is wider than ten points are counted as not measurable
-//! here, not as right or wrong.
+//! Forecasts are right about machines that we simulate, and a user cares about the one here, whose
+//! caches nobody has described. So programs with a fixed amount of work (own kernels at sizes
+//! below, near and above the shared cache, and programs of the distribution) are recorded and
+//! forecast first. Then each runs to its end on one CPU, beside one other program, or beside an
+//! arithmetic loop that touches no memory, on a CPU of the same cache. Rounds alternate between the
+//! companions, and user and system time counts, so that waits for a CPU do not. A pair's slowdown
+//! is the median over rounds of its time over that beside the loop in the same round, with a
+//! bootstrap interval over rounds.
+//!
+//! For example, on a guest whose processor belongs to others for 60 ms of each second, a run of
+//! half a second scatters by 20 %, and a pair needs thirty rounds or more where a quiet host needs
+//! five. The runs beside the loop gauge such neighbors: if they scatter, so do the pairs'
+//! intervals, and such a pair gets more rounds until its interval is narrow or the time is over.
+//!
+//! The forecast is made before the measurement and changes nothing in it. Pairs whose interval is
+//! wider than ten points are counted as not measurable here, not as right or wrong.
 
 mod report;
 mod workloads;

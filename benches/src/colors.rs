@@ -1,9 +1,15 @@
 //! Parts (d) to (g): page colors applied to unmodified programs.
 //!
-//! (d) compares a chase beside a stream on ordinary frames with the same pair on separate halves of the colors; every
-//! sample lies between two ping-pongs. (e) checks two counting threads while their pages change color. (f) compares
-//! the output of confined real programs with their ordinary output. (g) measures the run time of a real program on
-//! ever fewer colors, beside its recorded misses.
+//! Colors are worth their price if a program on half of them runs beside a stream as it does alone,
+//! if no page is lost while it changes them, and if real programs do not notice. (d) compares a
+//! chase beside a stream on ordinary frames with the same pair on separate halves of the colors;
+//! every sample lies between two ping-pongs. (e) checks two counting threads while their pages
+//! change color. (f) compares the output of confined real programs with their ordinary output. (g)
+//! measures the run time of a real program on ever fewer colors, beside its recorded misses.
+//!
+//! For example, on a guest at load 8 to 12 a victim of 4 MiB beside a stream ran at 38 % of its
+//! solo speed on ordinary frames and at 96 % on half of the colors; on a quiet one at 101 and 100
+//! %, because the other guests evict as many lines as a stream of one's own.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

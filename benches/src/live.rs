@@ -183,7 +183,7 @@ impl LiveBench {
     }
 }
 
-/// Returns the path of the command to measure: the given one, or the one beside this program.
+/// The given path, or the command beside this program.
 ///
 /// # Errors
 /// There is no such file.

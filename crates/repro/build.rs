@@ -43,7 +43,7 @@ fn main() {
     }
 }
 
-/// Returns the digest of each module of this crate.
+/// The digest of each module of this crate.
 pub fn module_digests(root: &Path, workspace: &Workspace) -> BTreeMap<String, String> {
     let modules = read_modules(&source_dir(root, "cachemate-repro"));
     let module_digest =
@@ -184,7 +184,6 @@ fn skip_item(tokens: &mut impl Iterator<Item = TokenTree>) -> Option<String> {
     None
 }
 
-/// Adds code to a module.
 fn collect(code: TokenStream, module: &mut ModuleCode) {
     module.text.push_str(&code.to_string());
     let mut flat = Vec::new();

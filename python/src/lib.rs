@@ -1,7 +1,20 @@
-//! The Python package cachemate: traces, curves, profiles, predictions, plans, scenarios and run logs.
+//! The Python package cachemate: traces, curves, profiles, predictions, plans, scenarios and run
+//! logs.
 //!
-//! Long calls work in pieces. Between two pieces they acquire the interpreter's lock, check for Ctrl-C, and copy the
-//! next piece of an array. If another thread writes to the array during a call, only the result is affected.
+//! Whoever explores curves wants arrays and notebooks, but an interpreter has one lock: a call that
+//! holds it for a minute stops every other thread, and Ctrl-C with them. So long calls work in
+//! pieces. Between two pieces they acquire the lock, check for Ctrl-C, and copy the next piece of
+//! an array.
+//!
+//! For example, `cachemate.mrc` of 16 million addresses copies 512 KiB of the array at a time.
+//! Copying it whole would need 128 MB more, and reading it in place without the lock would race
+//! with whoever writes to it; if another thread does so during a call, only the result is affected.
+//!
+//! # Invariants
+//! - Absent values are `None`, never zero, and answers are the command's.
+//! - No long call holds the interpreter's lock while it computes.
+//! - Errors are `CachemateError` with file, line or field; wrong arguments raise `ValueError` or
+//!   `TypeError`.
 
 mod curve;
 mod json;

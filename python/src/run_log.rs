@@ -44,7 +44,7 @@ impl RunLog {
         )
     }
 
-    /// Returns an iterator over the windows, from the first.
+    /// A new iteration begins at the first window.
     fn __iter__(&self) -> PyResult<RunLogWindows> {
         Ok(RunLogWindows {
             reader: Mutex::new(RunLogReader::open(&self.path).map_err(value_error)?),

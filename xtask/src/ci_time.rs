@@ -42,14 +42,14 @@ pub struct StageCost {
     pub tests: Vec<StageCost>,
 }
 
-/// Returns the CPU seconds of the process `pid` and of its ended children; `None` once the process has exited.
+/// CPU time of the process and of its ended children; `None` once the process has exited.
 pub fn process_cpu_s(pid: &str) -> Option<f64> {
     let (own_ticks, child_ticks) =
         cpu_ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
     Some((own_ticks + child_ticks) as f64 / TICKS_PER_SECOND)
 }
 
-/// Returns the clock ticks of a process and of its ended children. The program's name, in parentheses, may contain
+/// Ticks of a process, and of its ended children. The program's name, in parentheses, may contain
 /// blanks.
 fn cpu_ticks(stat: &str) -> Option<(u64, u64)> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
@@ -160,12 +160,13 @@ fn find_recorded<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a StageCos
     record.iter().find(|cost| cost.name == name)
 }
 
-/// Returns the recorded cost of a stage, if it is long enough to be judged.
+/// `None` if the stage is too short to be judged.
 fn comparable_record<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a StageCost> {
     find_recorded(name, record).filter(|recorded| recorded.cpu_s >= MIN_JUDGED_CPU_S)
 }
 
-/// Returns the growth of the median stage, between 1 and [`MAX_HOST_SLOWDOWN`]; 1 if too few stages can be compared.
+/// Growth of the median stage, between 1 and [`MAX_HOST_SLOWDOWN`]; 1 if too few stages can be
+/// compared.
 fn host_slowdown(current: &[StageCost], record: &[StageCost]) -> f64 {
     let ratio = |cost: &StageCost| {
         comparable_record(&cost.name, record).map(|recorded| cost.cpu_s / recorded.cpu_s)
@@ -179,8 +180,8 @@ fn host_slowdown(current: &[StageCost], record: &[StageCost]) -> f64 {
     }
 }
 
-/// Returns a complaint if a stage takes more than `min_growth` times its record on a host that needs `slowdown` times
-/// the record's CPU seconds.
+/// A complaint if a stage takes more than `min_growth` times its record, on a host that needs
+/// `slowdown` times the record's CPU seconds.
 fn growth_complaint(
     cost: &StageCost,
     record: &[StageCost],

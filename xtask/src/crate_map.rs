@@ -28,7 +28,7 @@ pub fn write(root: &Path) -> Result<(), String> {
         .map_err(|error| format!("{PICTURE_FILE}: {error}"))
 }
 
-/// Returns a complaint if the picture differs from the one that the sources produce.
+/// A complaint if the picture differs from the one that the sources produce.
 ///
 /// # Errors
 /// A `Cargo.toml` cannot be read.
@@ -75,8 +75,7 @@ pub fn used_crates(manifest: &toml::Table) -> impl Iterator<Item = &str> {
         .filter_map(|key| key.strip_prefix(CRATE_PREFIX))
 }
 
-/// Returns the row of each crate: 0 for crates that use no other crate; every other crate is below all crates that it
-/// uses.
+/// 0 for crates that use no other crate; every other crate is below all crates that it uses.
 fn assign_rows(graph: &CrateGraph) -> BTreeMap<&str, usize> {
     let mut rows: BTreeMap<&str, usize> = graph.keys().map(|name| (name.as_str(), 0)).collect();
     // Cargo rejects cycles, so a path has fewer edges than there are crates.

@@ -12,7 +12,7 @@ use std::path::Path;
 const READERS: [&str; 2] = ["packaging/grafana.json", "packaging/alerts.yaml"];
 const METRICS_FILE: &str = "crates/daemon/src/metrics.rs";
 
-/// Returns every complaint, in the form `file: description`.
+/// Complaints have the form `file: description`.
 ///
 /// # Errors
 /// One of the files cannot be read.
@@ -47,7 +47,7 @@ fn metric_names(dashboard: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Returns whether a metric is registered, or is an end of a registered one's interval.
+/// A metric may also be an end of a registered one's interval.
 fn is_registered(name: &str, registered_names: &BTreeSet<&str>) -> bool {
     let value = name
         .strip_suffix("_low")
@@ -55,7 +55,7 @@ fn is_registered(name: &str, registered_names: &BTreeSet<&str>) -> bool {
     registered_names.contains(name) || value.is_some_and(|value| registered_names.contains(value))
 }
 
-/// Returns the name under which a metric is registered, without prefix and suffixes.
+/// The name without prefix and suffixes.
 fn bare_name(name: &str) -> &str {
     let name = name.strip_prefix("cachemate_").unwrap_or(name);
     let name = name.strip_suffix("_total").unwrap_or(name);

@@ -33,7 +33,7 @@ pub fn check(
     Ok(())
 }
 
-/// Returns the files that each file uses, except its parents and children.
+/// Parents and children of a file do not count.
 fn file_edges(src: &Path, files: &[PathBuf]) -> io::Result<BTreeMap<Module, BTreeSet<Module>>> {
     let mut texts = BTreeMap::new();
     for file in files {
@@ -69,7 +69,7 @@ fn module_of(relative_path: &Path) -> Module {
     module
 }
 
-/// Returns every path outside of tests that begins with `crate`, `self` or `super`, with groups expanded.
+/// Tests are left out, and groups are expanded.
 fn crate_paths(text: &str) -> Vec<String> {
     let code = text.split("mod tests {").next().unwrap_or_default();
     let code: String = code
@@ -95,7 +95,7 @@ fn crate_paths(text: &str) -> Vec<String> {
     paths
 }
 
-/// Returns the length of a path, including its groups.
+/// The length of a path with its groups.
 fn tree_length(text: &str) -> usize {
     let mut depth = 0;
     for (index, c) in text.char_indices() {
@@ -135,7 +135,7 @@ fn expand(tree: &str, paths: &mut Vec<String>) {
     }
 }
 
-/// Returns the file to which a path within a module refers.
+/// `None` if no file has this path.
 fn resolve_path(module: &Module, path: &str, modules: &BTreeSet<Module>) -> Option<Module> {
     let mut current = module.clone();
     for (position, part) in path.split("::").enumerate() {

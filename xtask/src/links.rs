@@ -43,7 +43,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     complaints
 }
 
-/// Returns the lines outside of code blocks, without inline code.
+/// Lines without code blocks and inline code.
 fn prose_lines(text: &str) -> impl Iterator<Item = (usize, String)> {
     let mut is_in_code = false;
     text.lines().enumerate().filter_map(move |(index, line)| {
@@ -109,7 +109,8 @@ fn heading_anchors(text: &str) -> BTreeSet<String> {
     anchors
 }
 
-/// Returns the anchor of a heading: lower case, hyphens for spaces, no punctuation, and no targets of links.
+/// The anchor that GitHub makes: lower case, hyphens for spaces, no punctuation, and no targets of
+/// links.
 fn heading_anchor(heading: &str) -> String {
     let mut text = String::new();
     for (index, piece) in heading.trim().split("](").enumerate() {

@@ -9,7 +9,7 @@ use std::path::Path;
 
 const FUZZER_DIR: &str = "fuzz";
 
-/// Returns every complaint, in the form `file: description`.
+/// Complaints have the form `file: description`.
 ///
 /// # Errors
 /// A lock file or a manifest cannot be read.
@@ -39,7 +39,7 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
     Ok(complaints)
 }
 
-/// Returns the dependencies in the manifest that the package in the lock file lacks.
+/// Dependencies in the manifest that the package in the lock file lacks.
 fn missing_dependencies(manifest: &toml::Table, package: &toml::Value) -> Vec<String> {
     let locked_entries = package.get("dependencies").and_then(|list| list.as_array());
     // A lock file's entry is a name, or a name and a version if there are several versions.

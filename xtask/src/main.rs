@@ -1,4 +1,14 @@
-//! The project's own checks and generated pages. `cargo test` also runs `tidy` and the check of the pages.
+//! The project's own checks and generated pages. `cargo test` also runs `tidy` and the check of the
+//! pages.
+//!
+//! Rules that only a reviewer knows are kept for a week. So each rule of STYLE.md that a machine
+//! can check is one file here, which returns complaints of the form `file:line: text (rule)`, and
+//! the tables of `docs/results/` are generated from data, because a number that is copied by hand
+//! into a page is right once.
+//!
+//! For example, `at most 4 MiB <!-- crates/trace/src/cmt/mod.rs HEADER_JSON_LIMIT -->` on a page is
+//! compared with the constant ([`claims`]), so that changing the constant breaks the page and not
+//! the reader.
 
 use std::path::Path;
 use std::process::ExitCode;

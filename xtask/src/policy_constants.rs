@@ -55,7 +55,7 @@ pub fn print(root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the numeric constants of a file outside of tests, in order.
+/// Constants outside of tests, in order.
 fn read_constants(text: &str) -> Vec<PolicyConstant> {
     let mut constants: Vec<PolicyConstant> = Vec::new();
     let mut comment: Vec<&str> = Vec::new();

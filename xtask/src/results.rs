@@ -1,7 +1,14 @@
 //! Generates the pages of results in `docs/results/` from measured figures and written findings.
 //!
-//! `docs/results/data/*.jsonl` contains figures, one per line, as `cachemate repro` measured them; `findings.toml`
-//! contains the papers and at most ten sentences on each. The pages are generated only from both; a test compares them.
+//! A figure that is copied into a page by hand is right until the next run, and nobody sees which
+//! run it was from. So figures are data, one per line in `docs/results/data/*.jsonl`, as `cachemate
+//! repro` measured them, with seeds, date, version and command; `findings.toml` contains the papers
+//! and at most ten sentences on each; and the pages are generated only from both. A test compares
+//! them.
+//!
+//! For example, `cargo run -p xtask -- results import out/results.json night` adds the lines of a
+//! run. The newest figure of each result is shown, and an older one with more seeds beside it,
+//! marked as older.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -108,7 +115,7 @@ pub fn write(root: &Path) -> Result<(), String> {
         .try_for_each(|(path, text)| fs::write(path, text).map_err(error_in_file(path)))
 }
 
-/// Returns the pages that differ from those generated from the data.
+/// Pages that differ from those generated from the data.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
     let pages = render_pages(root)?;
     let path_from_root = |path: &Path| {
@@ -204,7 +211,7 @@ fn list_pages(root: &Path) -> Result<Vec<PathBuf>, String> {
     list_files(&root.join(RESULTS_DIR), "md")
 }
 
-/// Returns all figures, in the order of the files and of their lines.
+/// Figures in the order of the files and of their lines.
 fn read_figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
     let mut records = Vec::new();
     for path in list_files(&root.join(RESULTS_DIR).join("data"), "jsonl")? {
@@ -220,7 +227,7 @@ fn read_figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
     Ok(records)
 }
 
-/// Returns the path and text of every page.
+/// Pages by path.
 fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     let path = root.join(RESULTS_DIR).join("findings.toml");
     let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
@@ -273,7 +280,7 @@ fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     Ok(pages)
 }
 
-/// Returns the newest figure of each result in each form, and older figures with more seeds; ordered by id.
+/// The newest figure of each result in each form, and older figures with more seeds; ordered by id.
 fn current_figures<'a>(figures: impl Iterator<Item = &'a ResultRecord>) -> Vec<&'a ResultRecord> {
     let mut records: Vec<&ResultRecord> = figures.collect();
     let is_same = |a: &ResultRecord, b: &ResultRecord| {
@@ -372,7 +379,7 @@ fn generator_note() -> String {
         .to_string()
 }
 
-/// Returns whether the figure has a target. The pages omit results without a target, because they have no verdict.
+/// The pages omit results without a target, because they have no verdict.
 fn has_target(figure: &ResultRecord) -> bool {
     figure.target != "shown as measured"
 }
@@ -462,7 +469,7 @@ impl<'a> FigureOrigin<'a> {
     }
 }
 
-/// Returns the runs that measured these figures, in the order of the figures.
+/// Origins in the order of the figures.
 fn figure_origins<'a>(figures: &[&'a ResultRecord]) -> Vec<FigureOrigin<'a>> {
     let mut origins = Vec::new();
     for origin in figures

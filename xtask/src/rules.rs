@@ -43,7 +43,7 @@ const RULES: &[Rule] = &[
     },
 ];
 
-/// Returns complaints in the form `file:line: text (rule)`.
+/// Complaints have the form `file:line: text (rule)`.
 ///
 /// # Errors
 /// A file cannot be read.

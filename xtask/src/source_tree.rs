@@ -34,19 +34,19 @@ impl SourceFile {
         }
     }
 
-    /// Returns the parts of its lines, if the file is Rust; scanned once for all rules.
+    /// Scanned once for all rules; empty unless the file is Rust.
     pub fn rust_lines(&self) -> &[RustLine] {
         self.rust_lines.get_or_init(|| scan(&self.text))
     }
 
-    /// Returns whether the file name has this extension (`rs`).
+    /// `ending` has no dot: `rs`.
     pub fn has_ending(&self, ending: &str) -> bool {
         Path::new(&self.path)
             .extension()
             .is_some_and(|extension| extension == ending)
     }
 
-    /// Returns the lines as text, numbered from one.
+    /// Lines are numbered from one.
     pub fn numbered_lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.text
             .lines()
@@ -206,7 +206,7 @@ fn scan_line(line: &str, state: &mut ScanState) -> RustLine {
     parts
 }
 
-/// Returns the number of hashes of a raw string, and the text after `r"`, `r#"` or `br"`.
+/// Number of hashes of a raw string, and the text after `r"`, `r#"` or `br"`.
 fn raw_string_start<'a>(remaining: &'a str, preceding_code: &str) -> Option<(usize, &'a str)> {
     if preceding_code.ends_with(|c: char| c.is_alphanumeric() || c == '_') {
         return None;
@@ -218,7 +218,7 @@ fn raw_string_start<'a>(remaining: &'a str, preceding_code: &str) -> Option<(usi
     Some((hashes, remaining[hashes..].strip_prefix('"')?))
 }
 
-/// Returns the length of a character literal; `None` for lifetimes and other code.
+/// `None` for lifetimes and other code.
 fn character_length(remaining: &str) -> Option<usize> {
     let inner = remaining.strip_prefix('\'')?;
     let end = if inner.starts_with('\\') {
@@ -233,7 +233,7 @@ fn character_length(remaining: &str) -> Option<usize> {
 pub mod tests {
     use super::*;
 
-    /// Returns the files for a test of a rule, by path.
+    /// Files for a test of a rule.
     pub fn tree_of(files: &[(&str, &str)]) -> SourceTree {
         let paths = files.iter().map(|(path, _)| path.to_string()).collect();
         let file =

@@ -136,8 +136,9 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<(), String> {
     }
 }
 
-/// Returns a call of cargo without the variables that `cargo run` sets for this package. Build scripts that depend on
-/// them would run again, and everything that depends on their crates would be built again.
+/// A call of cargo without the variables that `cargo run` sets for this package. Build scripts that
+/// depend on them would run again, and everything that depends on their crates would be built
+/// again.
 fn cargo_command() -> Command {
     let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_string()));
     for (name, _) in std::env::vars().filter(|(name, _)| {
@@ -174,7 +175,7 @@ fn build(root: &Path) -> Result<Vec<TestProgram>, String> {
         .collect())
 }
 
-/// Returns the test program that a message of cargo names, if any.
+/// `None` if the message of cargo names no test program.
 fn parse_test_program(line: &str) -> Option<TestProgram> {
     let message: CargoMessage = serde_json::from_str(line).ok()?;
     let (executable, target) = (message.executable?, message.target?);

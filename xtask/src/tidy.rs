@@ -1,4 +1,11 @@
 //! Checks the rules of STYLE.md and ARCHITECTURE.md that can be checked automatically.
+//!
+//! A rule that is only written is broken by whoever has not read it, which nobody notices in
+//! review, because one exception looks harmless. So each of these rules is checked in every run of
+//! the tests, and a complaint names the file, the line and the rule.
+//!
+//! For example, a pure crate that calls `std::time::Instant::now` is complained about, and so is a
+//! page that no index lists, or an edge between two crates that ARCHITECTURE.md does not have.
 
 use std::fs;
 use std::io;
@@ -99,7 +106,7 @@ const POLICY_HEADINGS: &[&str] = &[
     "## Source",
 ];
 
-/// Returns every complaint, in the form `file:line: description`.
+/// Complaints have the form `file:line: description`.
 ///
 /// # Errors
 /// The tree cannot be read.
@@ -149,7 +156,7 @@ fn check_pages(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     page_index::check(root, &pages, complaints)
 }
 
-/// Returns the source directories of the crates and of the Python package, by name.
+/// Directories by name; the Python package is one of them.
 fn crate_source_dirs(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let python = root.join("python");
     let mut crates = Vec::from_iter(python.exists().then(|| ("python".to_string(), python)));
@@ -217,7 +224,7 @@ fn rust_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Returns all files below a directory, or the file itself; build products are skipped.
+/// A path of a file gives that file; build products are skipped.
 fn files_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let (mut paths, mut pending) = (Vec::new(), vec![dir.to_path_buf()]);
     while let Some(path) = pending.pop() {
@@ -233,8 +240,7 @@ fn files_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Returns whether a file contains only tests, examples or a build script, so that only its length and unfinished work
-/// are checked.
+/// Tests, examples and build scripts are only checked for their length and unfinished work.
 pub fn is_test_file(path: &Path) -> bool {
     let is_test_dir = |part: &std::ffi::OsStr| part.to_string_lossy().ends_with("_tests");
     let is_in_test_dir = path.iter().any(|part| {
@@ -308,8 +314,8 @@ fn check_source(
     Ok(())
 }
 
-/// Returns whether the code builds the type itself. A longer name with the same ending does not count
-/// (`OfflineProfiler` is the pipeline's front end).
+/// A longer name with the same ending does not count (`OfflineProfiler` is the pipeline's front
+/// end).
 fn builds_type(code: &str, fragment: &str) -> bool {
     code.match_indices(fragment)
         .any(|(index, _)| !code[..index].ends_with("Offline"))

@@ -40,7 +40,7 @@ struct TypeDeclaration<'a> {
     line: usize,
 }
 
-/// Returns complaints about names that are declared more than once.
+/// Complains about names that are declared more than once.
 pub fn check_duplicates(tree: &SourceTree) -> Vec<Complaint> {
     let mut by_name: BTreeMap<String, Vec<TypeDeclaration<'_>>> = BTreeMap::new();
     for declaration in type_declarations(tree) {
@@ -72,7 +72,7 @@ pub fn check_duplicates(tree: &SourceTree) -> Vec<Complaint> {
     complaints.collect()
 }
 
-/// Returns complaints about names that end in a word of [`NON_NOUNS`].
+/// Complains about names that end in a word of [`NON_NOUNS`].
 pub fn check_nouns(tree: &SourceTree) -> Vec<Complaint> {
     let lacks_noun = |declaration: &TypeDeclaration<'_>| {
         NON_NOUNS
@@ -92,7 +92,7 @@ pub fn check_nouns(tree: &SourceTree) -> Vec<Complaint> {
         .collect()
 }
 
-/// Returns the last word of a name: `Assigned` of `CacheAssigned`.
+/// `Assigned` of `CacheAssigned`.
 fn last_word(name: &str) -> &str {
     name.rfind(char::is_uppercase)
         .map_or(name, |index| &name[index..])
@@ -131,7 +131,7 @@ fn type_declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
     declarations
 }
 
-/// Returns the keyword and name, if the line declares a type.
+/// The keyword and name, if the line declares a type.
 fn declared_type(line: &RustLine) -> Option<(&str, String)> {
     let mut words = words_after_visibility(&line.code);
     let keyword = words

@@ -25,8 +25,6 @@ pub struct Options {
     pub traces: Vec<TraceKind>,
 }
 
-/// Returns a shipped machine.
-///
 /// # Panics
 /// There is no machine of this name.
 fn shipped_machine(name: &str) -> MachineSpec {

@@ -1,16 +1,21 @@
 //! `cachemate-bench corun`: what the forecasts of this host are worth, on real programs.
 //!
-//! Problem: forecasts are right about machines that we simulate, and a user cares about the one here. Method: programs with a
-//! fixed amount of work, own kernels at sizes below, near and above the shared cache and programs of the distribution, are
-//! recorded and forecast first. Then each runs to its end on one CPU, beside one other program or beside an arithmetic loop
-//! that touches no memory, on a CPU of the same cache. Rounds alternate between the companions, and user and system
-//! time counts, so that waits for a CPU do not. A pair's slowdown is the median over rounds of its time over that beside
-//! the loop in the same round, with a bootstrap interval over rounds. The runs beside the loop also gauge neighbors: if they
-//! scatter, so do the pairs' intervals, and such a pair gets more rounds until its interval is narrow or the time is over.
-//! For example, on a guest whose processor belongs to others for 60 ms of each second, a run of half a second scatters by
-//! 20 %, and a pair needs thirty rounds or more where a quiet host needs five. Properties: the forecast is made before the
-//! measurement and changes nothing in it; pairs whose interval is wider than ten points are counted as not measurable
-//! here, not as right or wrong.
+//! Forecasts are right about machines that we simulate, and a user cares about the one here, whose
+//! caches nobody has described. So programs with a fixed amount of work (own kernels at sizes
+//! below, near and above the shared cache, and programs of the distribution) are recorded and
+//! forecast first. Then each runs to its end on one CPU, beside one other program, or beside an
+//! arithmetic loop that touches no memory, on a CPU of the same cache. Rounds alternate between the
+//! companions, and user and system time counts, so that waits for a CPU do not. A pair's slowdown
+//! is the median over rounds of its time over that beside the loop in the same round, with a
+//! bootstrap interval over rounds.
+//!
+//! For example, on a guest whose processor belongs to others for 60 ms of each second, a run of
+//! half a second scatters by 20 %, and a pair needs thirty rounds or more where a quiet host needs
+//! five. The runs beside the loop gauge such neighbors: if they scatter, so do the pairs'
+//! intervals, and such a pair gets more rounds until its interval is narrow or the time is over.
+//!
+//! The forecast is made before the measurement and changes nothing in it. Pairs whose interval is
+//! wider than ten points are counted as not measurable here, not as right or wrong.
 
 mod report;
 mod workloads;
@@ -177,7 +182,7 @@ impl CorunBench {
     }
 }
 
-/// Returns the pairs to measure: for each program, companions drawn at random.
+/// Each program has companions drawn at random.
 fn choose_pairs(
     programs: &[CorunProgram],
     forecasts: &[Vec<PercentInterval>],
@@ -361,7 +366,8 @@ impl CorunHost {
         Ok(())
     }
 
-    /// Returns the user and system time of a program that runs to its end beside another one.
+    /// User and system time of `program` until its end; the companion is restarted as long as it
+    /// lasts.
     pub fn time_beside(
         &self,
         program: &CorunProgram,
@@ -372,7 +378,7 @@ impl CorunHost {
         self.time_program(program)
     }
 
-    /// Returns the user and system time of a program that runs to its end on the first CPU, without that of its load.
+    /// User and system time on the first CPU, without that of its load.
     pub fn time_program(&self, program: &CorunProgram) -> anyhow::Result<f64> {
         let _load = self.start_load(program)?;
         self.time_alone(&program.command)
@@ -395,7 +401,7 @@ impl CorunHost {
         Ok(Some(BackgroundGroup(child)))
     }
 
-    /// Returns the user and system time of a command that runs to its end on the first CPU.
+    /// User and system time on the first CPU, until the command ends.
     pub fn time_alone(&self, command: &[String]) -> anyhow::Result<f64> {
         let child = self.spawn(command, self.cpus.0)?;
         wait_for_time(child, &command[0])
@@ -514,7 +520,7 @@ impl Drop for BackgroundGroup {
     }
 }
 
-/// Returns the median slowdown in percent, with a 90 % bootstrap interval; `None` with too few rounds.
+/// Median slowdown in percent, with a 90 % bootstrap interval; `None` with too few rounds.
 fn slowdown_interval(ratios: &[f64], seed: u64) -> Option<PercentInterval> {
     const RESAMPLES: usize = 1000;
     if ratios.len() < MIN_ROUNDS {

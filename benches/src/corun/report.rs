@@ -50,7 +50,7 @@ pub struct CorunSummary {
 }
 
 impl CorunPair {
-    /// Returns the measurement if its interval is narrow enough.
+    /// `None` if the interval is too wide to compare with.
     fn usable(&self) -> Option<PercentInterval> {
         self.measured
             .filter(|measured| measured.high - measured.low <= MAX_MEASURED_WIDTH)
@@ -89,7 +89,7 @@ fn summarize(pairs: &[CorunPair]) -> Option<CorunSummary> {
     })
 }
 
-/// Returns Kendall's tau-b. Measurements whose intervals overlap are tied, because their order is not known.
+/// Tau-b: measurements whose intervals overlap are tied, because their order is not known.
 fn kendall(pairs: &[(PercentInterval, PercentInterval)]) -> f64 {
     let (mut agreeing, mut forecast_orders, mut measured_orders) = (0.0, 0.0f64, 0.0f64);
     for (index, first) in pairs.iter().enumerate() {
@@ -231,7 +231,7 @@ impl CorunReport {
         text
     }
 
-    /// Returns the table of programs alone, and the mean error of their cycles per instruction.
+    /// Programs alone, and the mean error of their cycles per instruction.
     fn solo_text(&self) -> String {
         let mut table = Table::from_header(
             "program alone | > million instructions | > CPI forecast | > CPI measured | > error",
@@ -257,7 +257,7 @@ impl CorunReport {
         table.text() + &summary
     }
 
-    /// Returns a scatter plot of forecasts and measurements.
+    /// Forecasts against measurements; a point on the diagonal is right.
     fn picture(&self) -> String {
         let mut by_cause: BTreeMap<&str, Vec<ChartPoint>> = BTreeMap::new();
         let mut highest = 1.0f64;

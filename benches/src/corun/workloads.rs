@@ -140,14 +140,14 @@ impl CorunProgramSet {
     }
 }
 
-/// Returns the output of a command without its line end, if the command is installed.
+/// The output without its line end; `None` if the command is not installed.
 fn output_of(program: &str, args: &[&str]) -> Option<String> {
     let output = Command::new(program).args(args).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     Some(text.trim().to_string()).filter(|text| output.status.success() && !text.is_empty())
 }
 
-/// Returns the installed programs with commands of about half a second each.
+/// Installed programs with commands of about half a second each.
 fn installed_programs(host: &CorunHost) -> anyhow::Result<Vec<CorunProgram>> {
     let text = write_input(&host.dir, "text", &words(4 << 20))?;
     let short_text = write_input(&host.dir, "short-text", &words(1 << 20))?;
@@ -292,7 +292,7 @@ const COLUMNS: &str = "n = 900\nrows = [[i * n + j for j in range(n)] for i in r
 const WORD_COUNTS: &str = "import sys\ncounts = {}\nfor line in open(sys.argv[1]):\n    for word in line.split():\n        \
     counts[word] = counts.get(word, 0) + 1\nprint(len(counts))\n";
 
-/// Returns text of words of which few are frequent.
+/// Few of the words are frequent, as in real text.
 fn words(bytes: usize) -> Vec<u8> {
     let mut generator = SplitMix64::new(3);
     let mut text = Vec::with_capacity(bytes + 32);
@@ -312,7 +312,7 @@ fn words(bytes: usize) -> Vec<u8> {
     text
 }
 
-/// Returns a C file of this many functions.
+/// Makes a compiler work: a C file of this many functions.
 fn functions(count: usize) -> String {
     let mut text = String::new();
     for f in 0..count {

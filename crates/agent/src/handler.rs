@@ -1,9 +1,20 @@
-//! The handler: the single thread that assigns frames to missing pages, re-colors pages that have wrong ones, and
-//! counts both.
+//! The handler: the single thread that assigns frames to missing pages, re-colors pages that have
+//! wrong ones, and counts both.
 //!
-//! This thread handles a fault, an event, a page being moved, and a frame being classified one after the other. The
-//! code here allocates nothing, acquires no lock of the program, and touches no memory whose pages may be missing:
-//! the stack, the frame pool and the file mappings belong to the handler, and are never registered with the userfaultfd.
+//! It runs inside a program that knows nothing of it, and answers the page faults of that program's
+//! other threads, so whatever it waits for may be waiting for it: the allocator's lock, a page of
+//! its own stack that is missing, a file that is not yet read. It therefore allocates nothing,
+//! acquires no lock of the program, and touches no memory whose pages may be missing: the stack,
+//! the frame pool and the file mappings belong to the handler, and are never registered with the
+//! userfaultfd.
+//!
+//! For example, a thread touches a new page of its heap. The kernel stops it and sends the address;
+//! the handler takes a frame of an allowed color from its stock and moves it there (`UFFDIO_MOVE`),
+//! and the thread goes on. If the stock has none, it gets a frame of any color, which is counted
+//! and migrated later, because a program that is slower is better than one that hangs.
+//!
+//! A fault, an event, a page being moved, and a frame being classified are handled one after the
+//! other, so that no two of them see a page between two states.
 
 use crate::frame_pool::{FramePool, FreeList};
 use crate::handshake;

@@ -1,9 +1,22 @@
 //! The `cachemate` command.
 //!
-//! Each command has one file in `commands/` and one line in [`commands::Command`]. Commands compute results, pass them
-//! to [`session::Session::print_result`] and never print themselves. A single place therefore guarantees the properties on
-//! which scripts rely: one JSON object on standard output; messages on standard error, and only to a terminal; exit
-//! codes; no overwriting; quiet broken pipes.
+//! Scripts rely on a command in ways that its author does not see: they parse its output, test its
+//! exit code, cut it off with `head`, and run it where nobody reads messages. A rule that each of
+//! thirty commands has to keep would be broken by the thirty-first. So each command has one file in
+//! `commands/` and one line in [`commands::Command`]; commands compute results, pass them to
+//! [`session::Session::print_result`], and never print themselves.
+//!
+//! For example, `cachemate mrc gzip.cmt --json | head -1` prints the first line of one JSON object
+//! and ends quietly, and `cachemate record -o gzip.cmt` refuses to overwrite a file of that name
+//! unless `--force` is given.
+//!
+//! # Invariants
+//! - With `--json`, standard output has one JSON object with the documented fields, and nothing
+//!   else.
+//! - Messages go to standard error, and only to a terminal; elsewhere progress is a line every ten
+//!   seconds.
+//! - Invalid input gives exit code 1 and names the location.
+//! - No file is overwritten unless the user says so.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod api_server;

@@ -41,38 +41,39 @@ impl Access {
                 | u64::from(gap & (Self::GAP_LIMIT - 1)) << 51,
         )
     }
-    /// Returns a load from a byte address, `gap` instructions after the preceding record.
+    /// A load, `gap` instructions after the preceding record.
     #[inline]
     pub fn load(address: u64, gap: u32) -> Self {
         Self::new(AccessKind::Load, address, gap, false)
     }
-    /// Returns a load whose address depends on the preceding load.
+    /// A load that cannot issue before the preceding load has returned, because its address depends
+    /// on it.
     #[inline]
     pub fn dependent_load(address: u64, gap: u32) -> Self {
         Self::new(AccessKind::Load, address, gap, true)
     }
-    /// Returns a store to a byte address, `gap` instructions after the preceding record.
+    /// A store; `gap` as in [`Self::load`].
     #[inline]
     pub fn store(address: u64, gap: u32) -> Self {
         Self::new(AccessKind::Store, address, gap, false)
     }
-    /// Returns a number of instructions that touch no data.
+    /// Instructions that touch no data, all in one record.
     #[inline]
     pub fn compute(instructions: u64) -> Self {
         Self::new(AccessKind::Compute, instructions, 0, false)
     }
-    /// Returns a jump to `code_address`.
+    /// The code that follows is at `code_address`; a source without jumps has no code.
     #[inline]
     pub fn jump(code_address: u64, gap: u32) -> Self {
         Self::new(AccessKind::Jump, code_address, gap, false)
     }
-    /// Returns the byte address of a load or store, the code address of a jump, or the number of instructions of a
-    /// compute record.
+    /// Its meaning follows [`Self::kind`]: the byte address of a load or store, the code address of
+    /// a jump, or the number of instructions of a compute record.
     #[inline]
     pub fn address(self) -> u64 {
         self.0 & (Self::ADDRESS_LIMIT - 1)
     }
-    /// Returns the kind of the record.
+    /// Decides what [`Self::address`] means.
     #[inline]
     pub fn kind(self) -> AccessKind {
         match self.0 >> 48 & 3 {
@@ -82,17 +83,17 @@ impl Access {
             _ => AccessKind::Compute,
         }
     }
-    /// Returns whether the record is a load or a store.
+    /// A load or a store, as opposed to jumps and compute records.
     #[inline]
     pub fn is_data(self) -> bool {
         self.0 >> 49 & 1 == 0
     }
-    /// Returns whether the record is a store.
+    /// False for loads, and for records that touch no data.
     #[inline]
     pub fn is_store(self) -> bool {
         self.0 >> 48 & 3 == AccessKind::Store as u64
     }
-    /// Returns whether the address depends on the preceding load, so that the record waits for that load.
+    /// Whether the record waits for the preceding load, because its address depends on it.
     #[inline]
     pub fn is_dependent(self) -> bool {
         self.0 >> 50 & 1 == 1
@@ -165,7 +166,7 @@ pub trait AccessSource: Send {
     /// [`BatchEnd::More`].
     fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd;
 
-    /// Returns the work done so far, in the program's own unit (rounds, operations); `None` if it has none.
+    /// Work done so far, in the program's own unit (rounds, operations); `None` if it has none.
     fn progress(&self) -> Option<f64> {
         None
     }

@@ -111,7 +111,7 @@ pub struct AppliedPlan {
 }
 
 impl AppliedPlan {
-    /// Returns whether the machine has refused this probe.
+    /// Whether the probe is among the refused items.
     pub fn has_refused_probe(&self, probe: ProbeId) -> bool {
         self.refused
             .iter()

@@ -63,7 +63,7 @@ pub struct ConfidenceInterval {
 }
 
 impl FactSource {
-    /// Returns the kind of evidence in words.
+    /// The words for this kind in messages.
     pub fn describe(self) -> &'static str {
         match self {
             FactSource::Counters => "counters",
@@ -96,7 +96,7 @@ impl<T> Fact<T> {
 }
 
 impl Fact<f64> {
-    /// Returns a number with its confidence interval.
+    /// Keeps the interval of `estimate` beside its value.
     pub fn from_measurement(estimate: Estimate, source: FactSource, window: u64) -> Self {
         let error = Some(ConfidenceInterval {
             low: estimate.low,
@@ -110,12 +110,12 @@ impl Fact<f64> {
         }
     }
 
-    /// Returns an exact value, known before anything ran.
+    /// An exact value, known before anything ran; it never ages.
     pub fn oracle(value: f64) -> Self {
         Fact::from_measurement(Estimate::exact(value), FactSource::Oracle, 0)
     }
 
-    /// Returns the number with its interval; exact if it has none.
+    /// A fact without an interval counts as exact here.
     pub fn estimate(&self) -> Estimate {
         let interval = self.error.unwrap_or(ConfidenceInterval {
             low: self.value,

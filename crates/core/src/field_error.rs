@@ -26,7 +26,7 @@ impl FieldError {
         }
     }
 
-    /// Returns the same error, with `path` before the field; an empty field is the value at `path` itself.
+    /// Puts `path` before the field; an empty field is the value at `path` itself.
     #[must_use]
     pub fn with_path_prefix(self, path: &str) -> Self {
         let separator = if self.field.is_empty() { "" } else { "." };

@@ -40,7 +40,7 @@ impl IndexSet {
     /// Exclusive upper bound of indices read from text, so that a malformed file cannot request unbounded memory.
     pub const LIMIT: u32 = 1 << 20;
 
-    /// Returns whether the index is in the set; an index beyond the largest one is not.
+    /// An index beyond the largest one is not in the set; it is no error.
     pub fn contains(&self, index: u32) -> bool {
         self.0
             .get(index as usize / 64)
@@ -63,34 +63,34 @@ impl IndexSet {
             self.0.pop();
         }
     }
-    /// Returns whether the set is empty.
+    /// An empty set of CPUs means that nothing can run there.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
-    /// Returns the smallest index; `None` if the set is empty.
+    /// The smallest index; `None` if the set is empty.
     pub fn first(&self) -> Option<u32> {
         self.iter().next()
     }
-    /// Returns whether the sets have an index in common.
+    /// Whether any index is in both.
     pub fn intersects(&self, other: &Self) -> bool {
         self.0.iter().zip(&other.0).any(|(a, b)| a & b != 0)
     }
-    /// Returns whether every index is also in `superset`.
+    /// The empty set is a subset of every set.
     pub fn is_subset(&self, superset: &Self) -> bool {
         self.0
             .iter()
             .enumerate()
             .all(|(i, word)| word & !superset.0.get(i).copied().unwrap_or(0) == 0)
     }
-    /// Returns the indices that are in either set.
+    /// Indices that are in either set.
     pub fn union(&self, other: &Self) -> Self {
         self.iter().chain(other.iter()).collect()
     }
-    /// Returns the indices that are in both sets.
+    /// Indices that are in both sets; see [`Self::common_count`] for their number alone.
     pub fn intersection(&self, other: &Self) -> Self {
         self.iter().filter(|&index| other.contains(index)).collect()
     }
-    /// Returns the number of indices in both sets, computed without building the intersection.
+    /// Like `intersection(other).count()`, without building the intersection.
     pub fn common_count(&self, other: &Self) -> u32 {
         self.0
             .iter()
@@ -98,11 +98,11 @@ impl IndexSet {
             .map(|(a, b)| (a & b).count_ones())
             .sum()
     }
-    /// Returns the number of indices.
+    /// Counts the indices, and not the span from the first to the last.
     pub fn count(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
-    /// Returns the indices in ascending order.
+    /// Indices in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().enumerate().flat_map(|(i, &word)| {
             let mut remaining = word;
@@ -206,13 +206,13 @@ impl FromStr for IndexSet {
 pub struct MissRatio(f64);
 
 impl MissRatio {
-    /// Returns the ratio of two counts of the same references; `None` without references. If errors of the two make the
-    /// misses more than the references, every reference is a miss.
+    /// The ratio of two counts of the same references; `None` without references. If errors of the
+    /// two make the misses more than the references, every reference is a miss.
     pub fn from_counts(misses: f64, references: f64) -> Option<Self> {
         (references > 0.0 && misses >= 0.0).then(|| MissRatio((misses / references).min(1.0)))
     }
 
-    /// Returns the ratio as a number.
+    /// A number from 0 to 1.
     pub fn value(self) -> f64 {
         self.0
     }
@@ -230,7 +230,7 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// Returns an exact value (the result of an exact computation).
+    /// An interval of no width, for the result of an exact computation.
     pub fn exact(value: f64) -> Self {
         Estimate {
             value,

@@ -1,8 +1,32 @@
 //! The types that crates share, and the one loop that connects the stages.
 //!
-//! The types enforce these rules. Missing evidence is a missing entry or `None`, never zero. The unit stands last in a
-//! name. Ids are dense, assigned by the machine in order of arrival and never reused within a run. Every `Vec` of tasks
-//! is in order of arrival, and that order, never the id's value, breaks ties.
+//! A policy that was tried on a simulator can be trusted on a host only if nothing but data passes
+//! between the two, because code that reaches into a machine behaves differently on another one. So
+//! machines, profilers, policies and the verifier meet here, in plain values: an [`Observation`] of
+//! a window, [`Profiles`] of tasks, a [`Plan`] for the next window, and the changes that lead from
+//! the state in force to that plan. [`ControlLoop`] passes them on, and is the only code that knows
+//! the order.
+//!
+//! For example, the counters of window 41 say that task 7 missed 30 times per thousand
+//! instructions. The profile of task 7 then has a [`Fact`] with the value 30, its source and the
+//! window 41. Task 9, whose misses were not counted because its counters were multiplexed away, has
+//! no such fact, so no policy takes it for a program that never misses. The plan gives task 9 four
+//! of sixteen ways; the list of changes has one new group, one mask and one moved thread, and each
+//! knows its inverse.
+//!
+//! A plan is a whole state and not a list of commands, because a list cannot be compared with what
+//! is in force after a daemon died half-way, and a state can.
+//!
+//! # Invariants
+//! - Missing evidence is a missing entry or `None`, and never zero.
+//! - The unit stands last in a name: `latency_cycles`, `size_bytes`.
+//! - Ids are dense, assigned by the machine in order of arrival and never reused within a run.
+//!   Every `Vec` of tasks is in order of arrival, and that order, never the id's value, breaks
+//!   ties.
+//! - No machine receives a plan that starves a task or overcommits a cache (`check_plan`).
+//! - Applying the list of changes of a plan gives the plan, applying it twice changes nothing, and
+//!   any prefix of it can be undone.
+//! - Nothing here opens a file or reads a clock; random numbers follow from a seed.
 
 #![warn(missing_docs)]
 

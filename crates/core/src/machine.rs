@@ -1,4 +1,15 @@
 //! Machines: topology, abilities, partitions, and the trait.
+//!
+//! A policy must not know whether it decides for a host, a simulator or a recording, and still has
+//! to know what it can ask for. So what a machine can do is data: each [`Ability`] is supported,
+//! perhaps with a limit in words, or it is not, for a reason and with a remedy if there is one. A
+//! policy that needs more than one machine offers reads this and does something else; it never
+//! tries and fails.
+//!
+//! For example, a guest has no counters of misses and one L3 that its two CPUs share. Its
+//! capabilities have affinity and weights, the probes that need no counters, and no partition.
+//! `cache-sizing` therefore changes nothing there, and its missing evidence is reported with the
+//! reason before the first window.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,18 @@
-//! The specification of a machine: all parameters from which the simulator builds it, and on which predictors rely.
+//! The specification of a machine: all parameters from which the simulators build it, and on which
+//! predictors rely.
 //!
-//! `cachemate-spec` reads it from `machines/*.toml`; the checks are here, so that they also cover a machine that code
-//! builds. CPUs are numbered context by context within a core, core by core within a package, package by package.
+//! A forecast is meant for one machine, and it is compared with a run on the same machine, so there
+//! is one description for both and not one for each use. `cachemate-spec` reads it from
+//! `machines/*.toml`; the checks are here, because they have to cover a machine that code builds,
+//! too.
+//!
+//! For example, `xeon-x5365-4` is one package of four cores with two L2s of 4 MiB and 16 ways, each
+//! shared by two consecutive cores. It therefore has four CPUs and two instances of the contended
+//! cache, which is the L2 because nothing but memory lies behind it. An L2 has 4,096 sets of 64
+//! bytes, so pages of 4 KiB have 4,096 · 64 / 4,096 = 64 colors.
+//!
+//! CPUs are numbered context by context within a core, core by core within a package, package by
+//! package.
 
 use serde::{Deserialize, Serialize};
 
@@ -81,13 +92,12 @@ pub enum CoreModel {
     },
 }
 
-/// Returns the number of stores in flight per context of an in-order core whose description states none.
 fn default_store_buffer() -> u32 {
     8
 }
 
 impl CoreModel {
-    /// Returns an in-order core with the usual store buffer.
+    /// An in-order core with the store buffer of a description that states none.
     pub fn in_order(issue_width: u32) -> Self {
         CoreModel::InOrder {
             issue_width,
@@ -95,7 +105,7 @@ impl CoreModel {
         }
     }
 
-    /// Returns the maximum number of misses in flight: a core's miss registers, or the stores of an in-order context.
+    /// The miss registers of an out-of-order core, or the stores of an in-order context.
     pub fn max_misses_in_flight(self) -> u32 {
         match self {
             CoreModel::InOrder { store_buffer, .. } => store_buffer.max(1),
@@ -179,8 +189,8 @@ pub enum ReplacementPolicy {
 }
 
 impl ReplacementPolicy {
-    /// Returns the share of the lines of a stream that take space as under LRU, beside a program that reuses its lines:
-    /// as measured on the cycle-level machine (docs/simulators/interval.md).
+    /// Share of the lines of a stream that take space as under LRU beside a program that reuses its
+    /// lines, as measured on the cycle-level machine (docs/simulators/interval.md).
     pub fn stream_insertion(self) -> f64 {
         match self {
             ReplacementPolicy::Lru | ReplacementPolicy::TreePlru | ReplacementPolicy::Random => 1.0,
@@ -425,7 +435,7 @@ pub struct MachineSpecError {
 }
 
 impl CacheSpec {
-    /// Returns the share of a stream's lines that take space as under LRU.
+    /// The share that the description states, or else that of the replacement policy.
     pub fn effective_stream_insertion(&self) -> f64 {
         self.stream_insertion
             .unwrap_or_else(|| self.replacement.stream_insertion())
@@ -438,20 +448,20 @@ impl CacheSpec {
 }
 
 impl MachineSpec {
-    /// Returns the number of cores in all packages.
+    /// Cores of all packages together.
     pub fn cores(&self) -> u32 {
         self.packages * self.cores_per_package
     }
-    /// Returns the number of hardware contexts of all cores; they are numbered from 0.
+    /// Hardware contexts of all cores; they are numbered from 0.
     pub fn cpus(&self) -> u32 {
         self.cores() * self.contexts_per_core
     }
-    /// Returns the number of instances of one cache.
+    /// A cache that four of eight cores share has two.
     pub fn instance_count(&self, cache: &CacheSpec) -> u32 {
         self.cores() / cache.shared_by_cores
     }
-    /// Returns the contended level: the last one that is filled by misses (a victim cache behind it does not count).
-    /// `None` only for a machine without data caches.
+    /// The contended level: the last one that is filled by misses (a victim cache behind it does
+    /// not count). `None` only for a machine without data caches.
     pub fn last_level_cache(&self) -> Option<&CacheSpec> {
         let is_filled_by_misses = |cache: &&CacheSpec| {
             cache.level != CacheLevel::L1Instruction && cache.inclusion != Inclusion::Victim
@@ -459,7 +469,8 @@ impl MachineSpec {
         self.caches.iter().rfind(is_filled_by_misses)
     }
 
-    /// Returns the number of classes of service that every partitioned cache has, including the default one; at least 1.
+    /// The number of classes of service that every partitioned cache has, including the default
+    /// one; at least 1.
     pub fn class_count(&self) -> u32 {
         self.caches
             .iter()
@@ -469,7 +480,8 @@ impl MachineSpec {
             .max(1)
     }
 
-    /// Returns the size of the largest data cache above the contended one, per core that shares it; 0 if there is none.
+    /// The size of the largest data cache above the contended one, per core that shares it; 0 if
+    /// there is none.
     pub fn private_bytes(&self) -> u64 {
         let contended_level = self.last_level_cache().map(|cache| cache.level);
         let private_caches = self.caches.iter().filter(|cache| {
@@ -784,8 +796,8 @@ impl MachineSpec {
         })
     }
 
-    /// Returns the number of page colors of a cache: the sets of one slice, times the line size, over the page size; 1
-    /// if a page covers all sets.
+    /// Sets of one slice, times the line size, over the page size; 1 if a page covers all sets, so
+    /// that colors partition nothing.
     pub fn colors_of(&self, cache: &CacheSpec) -> u64 {
         (cache.sets_per_slice() * u64::from(cache.line_bytes) / self.pages.page_bytes).max(1)
     }
@@ -812,7 +824,8 @@ impl MachineSpec {
         }
     }
 
-    /// Returns the topology that policies use. Cache ids follow the order of `caches`, instance by instance.
+    /// What policies see of the machine. Cache ids follow the order of `caches`, instance by
+    /// instance.
     pub fn topology(&self) -> Topology {
         let cpus = (0..self.cpus()).map(|cpu| {
             let core = cpu / self.contexts_per_core;

@@ -40,10 +40,11 @@ fn hint(nearest: Option<&str>) -> String {
 }
 
 impl MeasuredMatrix {
-    /// Returns the slowdowns of these programs, in this order; a repeated name stands for a program and its copy.
+    /// Slowdowns in the order of `programs`; a repeated name stands for a program and its copy.
     ///
     /// # Errors
-    /// Returns an error if a name has no row (with the most similar name), or if two copies have an empty diagonal.
+    /// A name has no row (the error has the most similar name), or two copies have an empty
+    /// diagonal.
     pub fn slowdowns_of(&self, programs: &[String]) -> Result<Vec<Vec<f64>>, MatrixLookupError> {
         let find_program = |name: &String| {
             self.names

@@ -1,7 +1,13 @@
 //! The observation of one window: raw readings without interpretation.
 //!
-//! Missing evidence is a missing entry or `None`, never zero. Counts are raw and come with the share of time in which
-//! they were counted. Filtering and weighting are left to profilers.
+//! What a reading means depends on who asks, and a reading that was filtered once cannot be
+//! filtered otherwise later, for example in a replay with another policy. So counts are raw and
+//! come with the share of time in which they were counted, and filtering and weighting are left to
+//! profilers. Missing evidence is a missing entry or `None`, never zero.
+//!
+//! For example, a thread's misses were counted in a quarter of a window, because six counters
+//! served twenty-four events: 500 were seen. The observation has the 500 and the quarter,
+//! [`EventCounts::get`] says 2,000, and a thread whose counter was never scheduled says `None`.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -118,7 +124,8 @@ impl EventCounts {
         EventCounts(readings)
     }
 
-    /// Returns the count, scaled for multiplexing; `None` if the event was not measured or never scheduled.
+    /// The count, scaled for multiplexing; `None` if the event was not measured or never scheduled,
+    /// which is not zero.
     pub fn get(&self, event: CounterEvent) -> Option<f64> {
         let reading = self.0.iter().find(|reading| reading.event == event)?;
         (reading.enabled_share > 0.0).then(|| reading.count as f64 / reading.enabled_share)
@@ -166,7 +173,7 @@ pub struct TaskSample {
 }
 
 impl TaskSample {
-    /// Returns the service that the task belongs to: its command name if there is no other.
+    /// A program without a service is one by its command name.
     pub fn service_or_command(&self) -> Cow<'_, ServiceIdentity> {
         let command = || Cow::Owned(ServiceIdentity::command(&self.name));
         self.service.as_ref().map_or_else(command, Cow::Borrowed)
@@ -177,12 +184,12 @@ impl TaskSample {
         self.on_cpu_ns.iter().any(|(_, ns)| *ns > 0)
     }
 
-    /// Returns the time on any CPU within the window.
+    /// Time on any CPU within the window.
     pub fn ran_ns(&self) -> u64 {
         self.on_cpu_ns.iter().map(|(_, ns)| ns).sum()
     }
 
-    /// Returns the time on these CPUs within the window.
+    /// Time on these CPUs within the window; a task that moved has some on several sets.
     pub fn ran_on_ns(&self, cpus: &CpuSet) -> u64 {
         self.on_cpu_ns
             .iter()
@@ -245,8 +252,7 @@ pub struct RowInterval {
     pub task_counts: Vec<EventCounts>,
 }
 
-/// Returns for each row of a probe whether it is complete: whether it has all tasks of the probe, although other rows do
-/// not.
+/// A row is complete if it has all tasks of the probe, although other rows do not.
 pub fn complete_rows(rows: &[&[TaskId]]) -> Vec<bool> {
     let task_count = rows
         .iter()
@@ -503,7 +509,7 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// Returns the tasks that did not end in this window.
+    /// The tasks without those that ended in this window, although their last readings are in it.
     pub fn live_tasks(&self) -> BTreeSet<TaskId> {
         self.tasks
             .iter()

@@ -1,4 +1,14 @@
 //! Plans: the complete desired state of one machine, never a difference.
+//!
+//! A list of commands would be shorter. But it says nothing about what is in force if a daemon died
+//! half-way, if another tool has moved a thread, or if the same list is applied twice, and two
+//! lists cannot be compared. A state can be compared with the state that is read back, and the
+//! difference is derived once, for all policies.
+//!
+//! For example, a plan has one share, ways 0-3 of cache 0 for task 7. The next one has none: the
+//! ways are not mentioned, so they return to the machine's default, and the change is to dissolve
+//! the group. A policy that wants to keep the share has to say so in each plan, and usually starts
+//! from `View::plan_to_keep`.
 
 use std::collections::BTreeMap;
 
@@ -72,7 +82,7 @@ pub enum Units {
 }
 
 impl Units {
-    /// Returns the allowed colors or ways.
+    /// Colors or ways, whichever the share is in.
     pub fn set(&self) -> &IndexSet {
         match self {
             Units::Colors { allowed, .. } => allowed,
@@ -237,7 +247,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns a plan that changes nothing and measures nothing.
+    /// Wants and measures nothing: every object gets the machine's default back.
     pub fn idle(window: WindowLength) -> Self {
         Plan {
             affinity: BTreeMap::new(),

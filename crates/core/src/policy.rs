@@ -1,4 +1,14 @@
 //! Decisions: the operator's goals, the input of a policy, and its output with reasons.
+//!
+//! A decision has to be explained to the owner of a program that was moved, and repeated from a
+//! recording a year later. So everything that a policy may know is in the [`View`], and nothing
+//! else is; and what it decides comes with a text and the tasks that it names ([`Reason`]), because
+//! a reason that is made up from the plan afterward is a guess.
+//!
+//! For example, `dio` moves task 2 to CPUs 2-3, with a reason that has the place `{0}` for the name
+//! of task 2. `explain` fills in the program's name, and a recording that is read on another host
+//! the name that it had then. A name is never looked up in the text, because a program can be
+//! called `{1}`.
 
 use serde::{Deserialize, Serialize};
 
@@ -32,8 +42,8 @@ impl Reason {
         }
     }
 
-    /// Returns the text with a name in place of each task. Names are inserted in one pass and not expanded again,
-    /// because a program can be called `{1}`.
+    /// Names are inserted in one pass and not expanded again, because a program can be called
+    /// `{1}`.
     pub fn render<N: std::fmt::Display>(&self, name: impl Fn(TaskId) -> N) -> String {
         let mut output = String::with_capacity(self.text.len());
         let mut remaining_text = self.text.as_str();
@@ -186,24 +196,24 @@ pub struct ChangeVerdict {
 
 /// Verdicts of the verifier, as policies query them. By default there are none.
 pub trait Verdicts {
-    /// Returns the verdict reached since the last decision.
+    /// `None` unless a verdict was reached since the last decision.
     fn latest(&self) -> Option<&ChangeVerdict> {
         None
     }
 
-    /// Returns whether plans have failed, so that [`Verdicts::excludes`] may be true.
+    /// If false, [`Verdicts::excludes`] need not be asked.
     fn has_failed_plans(&self) -> bool {
         false
     }
 
-    /// Returns whether a plan is on cooldown, either itself or as the image of a failed plan on identical caches.
-    /// `replacement` is the plan that would replace it: if that is an image as well, only the failed plan itself is
-    /// excluded.
+    /// A plan on cooldown, itself or as the image of a failed plan on identical caches.
+    /// `replacement` is the plan that would replace it: if that is an image as well, only the
+    /// failed plan itself is excluded.
     fn excludes(&self, _plan: &Plan, _replacement: &Plan, _view: &View<'_>) -> bool {
         false
     }
 
-    /// Returns whether no plans are tried in this window because earlier ones failed.
+    /// True while no plan is tried because earlier ones failed.
     fn is_paused(&self, _window: u64) -> bool {
         false
     }
@@ -257,7 +267,6 @@ pub struct Goal {
 }
 
 impl Default for Goal {
-    /// Returns a task without a goal.
     fn default() -> Self {
         Goal {
             priority: 1.0,
@@ -269,12 +278,12 @@ impl Default for Goal {
 }
 
 impl Goal {
-    /// Returns whether the goal promises a speed.
+    /// A priority alone promises nothing.
     pub fn is_promised(&self) -> bool {
         self.max_slowdown.is_some() || self.min_rate.is_some()
     }
 
-    /// Returns the combination of two goals: the highest priority and the strictest of each promise.
+    /// Highest priority, and the strictest of each promise.
     #[must_use]
     pub fn merged_with(self, other: Goal) -> Goal {
         let stricter_of =
@@ -311,24 +320,25 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// Returns the plan from which a policy continues: the plan of the verdict, or else the previous one.
+    /// Where a policy continues from: the plan of the verdict, or else the previous one. A policy
+    /// that starts here follows every roll-back.
     pub fn plan_to_keep(&self) -> &'a Plan {
         self.verdicts
             .latest()
             .map_or(self.previous_plan, |verdict| &verdict.plan)
     }
 
-    /// Returns the online CPUs.
+    /// CPUs that can run tasks now; hotplug changes them between windows.
     pub fn online(&self) -> CpuSet {
         self.topology.online()
     }
 
-    /// Returns the tasks that have not exited, in order of arrival.
+    /// Tasks in order of arrival, which is how ties are broken.
     pub fn live_tasks(&self) -> impl Iterator<Item = &'a TaskSample> {
         self.observation.tasks.iter().filter(|task| !task.exited)
     }
 
-    /// Returns the tasks whose CPUs and shares may be changed, in order of arrival.
+    /// Tasks whose CPUs and shares may be changed, in order of arrival.
     pub fn movable_tasks(&self) -> impl Iterator<Item = &'a TaskSample> {
         self.live_tasks().filter(|task| !task.unmovable)
     }
@@ -338,12 +348,12 @@ impl<'a> View<'a> {
         self.topology.last_level_domains()
     }
 
-    /// Returns the last-level cache behind a CPU.
+    /// `None` if the CPU has no cache.
     pub fn last_level_cache_of(&self, cpu: CpuId) -> Option<&'a Cache> {
         self.topology.last_level_cache_of(cpu)
     }
 
-    /// Returns the ways in which a cache can be partitioned; empty if there is none.
+    /// A cache can be partitioned by ways, by colors, in both ways, or not at all.
     pub fn partitions_of(&self, cache: CacheId) -> impl Iterator<Item = &'a PartitionSupport> {
         self.capabilities.partitions_of(cache)
     }

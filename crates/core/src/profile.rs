@@ -1,7 +1,15 @@
 //! Profiles of tasks as groups of facts, and a predictor's forecast for a task under a plan.
 //!
-//! A new measurement needs only one new line in one group; filling from stored profiles, listings and phase changes are
-//! derived from it.
+//! A policy combines evidence of very different age and worth: a curve from a recording, a rate of
+//! the last window, an intensity from a probe of an hour ago. So each value is a [`Fact`], which
+//! carries its error, its source and its window, and the policy decides what it is worth.
+//!
+//! For example, of a task that has just arrived, a stored profile knows the curve (source: stored,
+//! window 0), and the counters of this window the misses per thousand instructions. A policy that
+//! trusts counters more sees that the curve says 4 where 9 are counted, and can ask for a new one.
+//!
+//! A new measurement needs only one new line in one group; filling from stored profiles, listings
+//! and phase changes are derived from it.
 
 use std::collections::BTreeMap;
 
@@ -153,29 +161,29 @@ impl Facts for Profile {
 }
 
 impl Profile {
-    /// Returns the origins of all facts in this window.
+    /// Origins of all facts, as of this window.
     pub fn origins(&self, window: u64) -> Vec<FactOrigin> {
         let mut origins = Vec::new();
         self.list_origins("", window, &mut origins);
         origins
     }
 
-    /// Returns the curve of misses at the level nearest to memory.
+    /// The curve at the level nearest to memory, if there are several.
     pub fn misses_per_kilo_instr(&self) -> Option<&SizeCurve> {
         outermost_curve(&self.locality.misses_per_kilo_instr)
     }
 
-    /// Returns the curve of stalls at the level nearest to memory.
+    /// The curve at the level nearest to memory, if there are several.
     pub fn stalls_per_kilo_instr(&self) -> Option<&SizeCurve> {
         outermost_curve(&self.locality.stalls_per_kilo_instr)
     }
 
-    /// Returns the reuse times of the accesses that reach the last level.
+    /// Only of accesses that reach the last level.
     pub fn reuse_times(&self) -> Option<&ReuseHistogram> {
         self.locality.reuse_times.as_ref().map(|fact| &fact.value)
     }
 
-    /// Returns LRU stack positions, then misses, per million instructions.
+    /// Hits by LRU stack position, then misses, per million instructions.
     pub fn stack_positions(&self) -> Option<&[f64]> {
         self.locality
             .stack_positions
@@ -183,12 +191,12 @@ impl Profile {
             .map(|fact| fact.value.as_slice())
     }
 
-    /// Returns the task's counters of shared regions.
+    /// `None` if no accesses were sampled.
     pub fn sharing_map(&self) -> Option<&SharingMap> {
         self.sharing.map.as_ref().map(|fact| &fact.value)
     }
 
-    /// Returns the profile, extended by a curve of misses at `level`.
+    /// Replaces an earlier curve of `level`.
     #[must_use]
     pub fn with_misses(mut self, level: CacheLevel, points: SizeCurve, source: FactSource) -> Self {
         self.locality
@@ -197,7 +205,7 @@ impl Profile {
         self
     }
 
-    /// Returns the profile, extended by a curve of stalls at `level`.
+    /// Replaces an earlier curve of `level`.
     #[must_use]
     pub fn with_stalls(mut self, level: CacheLevel, points: SizeCurve, source: FactSource) -> Self {
         self.locality
@@ -206,7 +214,7 @@ impl Profile {
         self
     }
 
-    /// Returns the profile with these rates; the other groups are unchanged.
+    /// Replaces the rates; the other groups are unchanged.
     #[must_use]
     pub fn with_rates(mut self, rates: RateFacts) -> Self {
         self.rates = rates;
@@ -293,7 +301,7 @@ pub enum EvidenceKind {
 
 /// A profiler turns raw observations into profiles. It is pure: the same observations give the same profiles.
 pub trait Profiler {
-    /// Returns the name of the profiler in messages, and the evidence that it requires, if any.
+    /// Name in messages, and the evidence without which the profiler never has a result.
     fn evidence(&self) -> (&'static str, Option<EvidenceKind>);
     /// Updates its own fields, adds tasks that arrived, and removes tasks that exited.
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles);
@@ -310,8 +318,8 @@ pub trait ProfileRecall {
 pub trait Predictor {
     /// Forecasts the tasks of the view under a plan; the view contains the machine's abilities and the state in force.
     fn forecast(&self, view: &View<'_>, plan: &Plan) -> Forecast;
-    /// Returns the cycles per last-level miss of a task that has no stall curve; `None` if the predictor has no such
-    /// number.
+    /// Cycles per last-level miss of a task that has no stall curve; `None` if the predictor has no
+    /// such number.
     fn miss_penalty_cycles(&self) -> Option<f64> {
         None
     }

@@ -17,8 +17,8 @@ impl SplitMix64 {
         SplitMix64(seed)
     }
 
-    /// Returns the generator's finalizer: a bijection of 64-bit words that scatters neighboring words, and therefore a
-    /// good hash.
+    /// A bijection of 64-bit words that scatters neighboring words, and therefore a good hash; it
+    /// is the generator's finalizer.
     #[inline(always)]
     pub const fn scatter(word: u64) -> u64 {
         let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -26,15 +26,15 @@ impl SplitMix64 {
         word ^ (word >> 31)
     }
 
-    /// Returns the next 64 random bits.
+    /// Every other draw is derived from these bits.
     #[inline]
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(STEP);
         Self::scatter(self.0)
     }
 
-    /// Returns a uniform draw from `0..limit` without bias (Lemire 2019: multiplication, and rejection of the excess).
-    /// 0 for an empty range.
+    /// Uniform in `0..limit` without bias (Lemire 2019: multiplication, and rejection of the
+    /// excess); 0 for an empty range.
     #[inline]
     pub fn draw_below(&mut self, limit: u64) -> u64 {
         loop {
@@ -47,19 +47,19 @@ impl SplitMix64 {
         }
     }
 
-    /// Returns a uniform draw from 0 (inclusive) to 1 (exclusive) with 53 bits.
+    /// Uniform from 0 (inclusive) to 1 (exclusive), with 53 bits.
     #[inline]
     pub fn draw_unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Returns an exponential draw with this mean, by inversion.
+    /// Draws by inversion, so one uniform draw makes one exponential one.
     #[inline]
     pub fn draw_exponential(&mut self, mean: f64) -> f64 {
         -mean * libm::log(1.0 - self.draw_unit())
     }
 
-    /// Returns a standard normal draw (Box and Muller 1958), which takes two uniform ones.
+    /// Box and Muller (1958): takes two uniform draws each time.
     #[inline]
     pub fn draw_normal(&mut self) -> f64 {
         let radius = libm::sqrt(self.draw_exponential(2.0));

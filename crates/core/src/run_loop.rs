@@ -1,4 +1,15 @@
 //! The one loop that connects the stages: observe, profile, decide, check, forecast, apply, record.
+//!
+//! Every stage is a trait or a plain function and knows none of the others, so that a host can be
+//! exchanged for a simulator or a recording, and a policy for another one. The order is written
+//! down here and nowhere else. It has one subtlety: what a machine refuses of a plan is known only
+//! after the plan was applied, so refusals join the *next* observation, where the policy reads them
+//! as part of what happened.
+//!
+//! For example, in window 41 the policy asks for two shares, and the second one is refused because
+//! no class of service is free. Window 42 shows the first share in force and the second among the
+//! refused items, and the forecast that was made for both is compared with the speeds of window 42,
+//! unless CPUs went offline meanwhile.
 
 use serde::{Deserialize, Serialize};
 
@@ -183,8 +194,8 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
         }))
     }
 
-    /// Returns the next observation, completed with the refusals of the plan in force, which a recording already
-    /// contains.
+    /// The next observation, completed with the refusals of the plan in force, which a recording
+    /// already contains.
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
         let Some(mut observation) = self.machine.observe()? else {
             return Ok(None);
@@ -197,7 +208,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
         Ok(Some(observation))
     }
 
-    /// Returns the online CPUs, if they differ from the window before.
+    /// `None` if they are those of the window before.
     fn take_online_change(&mut self) -> Option<CpuSet> {
         let online = self.machine.topology().online();
         let changed_cpus = (online != self.online_cpus).then(|| online.clone());
@@ -223,14 +234,14 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
 }
 
 impl<M: Machine, P> ControlLoop<M, P> {
-    /// Returns the profiles after the last step, as the policy received them.
+    /// After the last step, as the policy received them.
     pub fn profiles(&self) -> &Profiles {
         self.recalled_profiles
             .as_ref()
             .unwrap_or(&self.measured_profiles)
     }
 
-    /// Returns the machine, and the profiles after the last step for the machine to learn from.
+    /// The machine may learn from the profiles after the last step, so both are borrowed at once.
     pub fn machine_and_profiles(&mut self) -> (&mut M, &Profiles) {
         (
             &mut self.machine,

@@ -7,13 +7,13 @@
 //! them, by definition 1. For example, of 1, 2, 3 and 10, the median is 2.5, the 0.9 quantile 7.9, and three quarters of
 //! the values do not exceed 3.
 
-/// Returns the median; `None` without values.
+/// `None` without values.
 pub fn median(values: &[f64]) -> Option<f64> {
     quantile(values, 0.5)
 }
 
-/// Returns the value below which this share of the values lies, interpolated linearly between two of them; `None` without
-/// values.
+/// Value below which this share of the values lies, interpolated linearly between two of them;
+/// `None` without values.
 pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     let sorted_values = sort_ascending(values);
     let last_index = sorted_values.len().checked_sub(1)?;
@@ -30,7 +30,8 @@ pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     Some((1.0 - upper_weight) * lower_value + upper_weight * upper_value)
 }
 
-/// Returns the smallest of the values that this share of them does not exceed; `None` without values.
+/// Smallest of the values that this share of them does not exceed, so always one of the values;
+/// `None` without values.
 pub fn nearest_rank(values: &[f64], share: f64) -> Option<f64> {
     let sorted_values = sort_ascending(values);
     let last_index = sorted_values.len().checked_sub(1)?;

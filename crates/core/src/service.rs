@@ -1,7 +1,20 @@
-//! Services: the units, containers, pods, jobs and guests that users run, identified by the path of a control group.
+//! Services: the units, containers, pods, jobs and guests that users run, identified by the path of
+//! a control group.
 //!
-//! A program belongs to the innermost service that its path names, except that a container or a pod hides everything
-//! that runs inside it. A program without a service forms a service named after its command.
+//! Operators know services and the kernel knows threads. The path of a process's control group
+//! joins the two, because service managers, container runtimes and batch systems each put what they
+//! start into a group with a name of theirs. A name is worth only as much as the right to choose
+//! it, however, and users name the groups that were delegated to them; so a path counts as far as
+//! the groups in it belong to root, and a user's unit is matched only together with its kind.
+//!
+//! For example, `/system.slice/redis.service` is the unit `redis.service`,
+//! `/kubepods/burstable/podUID/ID` a container of a pod, whatever runs inside it, and
+//! `/user.slice/user-1000.slice/user@1000.service/app.slice/redis.service` a unit of user 1000,
+//! which the rule `service = "redis"` does not match.
+//!
+//! A program belongs to the innermost service that its path names, except that a container or a pod
+//! hides everything that runs inside it. A program without a service forms one by the name of its
+//! command.
 
 use std::fmt;
 
@@ -42,7 +55,7 @@ impl ServiceKind {
         ServiceKind::Command,
     ];
 
-    /// Returns the name in files and tables.
+    /// The spelling of files and tables.
     pub fn text(self) -> &'static str {
         match self {
             ServiceKind::Unit => "unit",
@@ -93,12 +106,12 @@ impl ServiceIdentity {
         }
     }
 
-    /// Returns a program without a service.
+    /// A program that belongs to no other service.
     pub fn command(program: &str) -> Self {
         ServiceIdentity::new(ServiceKind::Command, program)
     }
 
-    /// Returns a container outside any pod.
+    /// A container outside any pod.
     pub fn container(id: &str) -> Self {
         ServiceIdentity {
             container: Some(id.to_string()),
@@ -106,7 +119,7 @@ impl ServiceIdentity {
         }
     }
 
-    /// Returns a container of a pod; without one, the pod as a whole.
+    /// A container of a pod, or the pod as a whole.
     pub fn from_pod(pod: &str, container: Option<&str>) -> Self {
         let name =
             container.map_or_else(|| pod.to_string(), |id| format!("{pod}/{}", shorten_id(id)));
@@ -118,14 +131,15 @@ impl ServiceIdentity {
         }
     }
 
-    /// Returns whether the name identifies the service without its kind.
+    /// Whether the name identifies the service without its kind. Names of users' units do not,
+    /// because users choose them.
     pub fn has_trusted_name(&self) -> bool {
         self.kind != ServiceKind::UserUnit
     }
 
-    /// Returns whether a name that a user wrote matches this service: `redis`, `redis.service`, `unit/redis`,
-    /// `pod/namespace/name`. A unit of a user is matched only with its kind, `user-unit/redis`, because users choose the names
-    /// of their units.
+    /// Understands `redis`, `redis.service`, `unit/redis` and `pod/namespace/name`. A unit of a
+    /// user is matched only with its kind, `user-unit/redis`, because users choose the names of
+    /// their units.
     pub fn is_named(&self, word: &str) -> bool {
         let is_named_by = |word: &str| {
             let stem = self
@@ -163,10 +177,10 @@ pub struct CgroupService {
 
 const UNIT_SUFFIXES: [&str; 5] = ["service", "scope", "socket", "mount", "swap"];
 
-/// Returns the service of a process, from the text of its `/proc/PID/cgroup`; `None` if no path names one.
+/// `text` is that of `/proc/PID/cgroup`; `None` if no path in it names a service.
 ///
-/// On cgroup v1 each controller has its own hierarchy, and a batch system uses only some of them, so the most specific
-/// path counts.
+/// On cgroup v1 each controller has its own hierarchy, and a batch system uses only some of them,
+/// so the most specific path counts.
 pub fn service_of_cgroups(text: &str) -> Option<CgroupService> {
     let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     let services = paths.filter_map(service_of_cgroup);
@@ -180,7 +194,7 @@ pub fn service_of_cgroups(text: &str) -> Option<CgroupService> {
     })
 }
 
-/// Returns the rank of a kind; a kind of higher rank is more specific.
+/// Higher is more specific.
 fn specificity_of(kind: ServiceKind) -> u32 {
     match kind {
         ServiceKind::Command => 0,
@@ -194,8 +208,8 @@ fn specificity_of(kind: ServiceKind) -> u32 {
     }
 }
 
-/// Returns the service that one path names; `None` if it names none. Below a user's service manager
-/// (`user@UID.service`) the user makes and names the groups, so that nothing there but her units is a service.
+/// `None` if the path names no service. Below a user's service manager (`user@UID.service`) the
+/// user makes and names the groups, so that nothing there but her units is a service.
 pub fn service_of_cgroup(path: &str) -> Option<CgroupService> {
     let names: Vec<&str> = path.split('/').filter(|name| !name.is_empty()).collect();
     if user_manager_index(&names).is_some() {
@@ -412,9 +426,10 @@ fn shorten_id(id: &str) -> &str {
     if is_id { &id[..SHORT_ID] } else { id }
 }
 
-/// Returns whether a program of this name belongs to the runtime of a service rather than to the service. These are
-/// pause containers, monitors, shims, step daemons, and a child that has not yet executed its program (`runc:[2:INIT]`,
-/// `(server)`). Anyone can give a program such a name, so outside of containers only root's programs are helpers.
+/// Whether a program of this name belongs to the runtime of a service rather than to the service.
+/// These are pause containers, monitors, shims, step daemons, and a child that has not yet executed
+/// its program (`runc:[2:INIT]`, `(server)`). Anyone can give a program such a name, so outside of
+/// containers only root's programs are helpers.
 pub fn is_runtime_helper(command: &str, kind: Option<ServiceKind>, is_roots: bool) -> bool {
     let helper_prefixes = [
         "containerd-shim",
@@ -436,7 +451,7 @@ pub fn is_runtime_helper(command: &str, kind: Option<ServiceKind>, is_roots: boo
         || is_roots && command.starts_with('(') && command.ends_with(')')
 }
 
-/// Returns whether a thread of a guest's process is a virtual CPU. The others emulate devices.
+/// The other threads of a guest's process emulate devices.
 pub fn is_virtual_cpu(thread: &str) -> bool {
     let number = thread
         .strip_prefix("CPU ")

@@ -52,7 +52,8 @@ impl ProfileKey {
     }
 }
 
-/// Returns `namespace/container` if the runtime reports names, because a pod's own name differs between replicas.
+/// `namespace/container` if the runtime reports names, because a pod's own name differs between
+/// replicas.
 fn pod_owner(service: &ServiceIdentity) -> Option<String> {
     let (namespace, _) = service.pod.as_deref()?.split_once('/')?;
     Some(format!("{namespace}/{}", service.container.as_deref()?))
@@ -113,8 +114,8 @@ impl ServiceProfiles {
         has_changed
     }
 
-    /// Returns the profile of a program. If its service has never run, this is the profile of the same program from the
-    /// same image, whichever service used it last; `None` if there is none.
+    /// If the service has never run, this is the profile of the same program from the same image,
+    /// whichever service used it last; `None` if there is none.
     pub fn get(&self, key: &ProfileKey) -> Option<&Profile> {
         let is_same_program = |stored: &&StoredServiceProfile| {
             stored.key.program == key.program && stored.key.image == key.image
@@ -132,7 +133,7 @@ impl ServiceProfiles {
             .map(|stored| &stored.profile)
     }
 
-    /// Returns all entries, for a file.
+    /// What is written to the file.
     pub fn entries(&self) -> impl Iterator<Item = &StoredServiceProfile> {
         self.profiles.values()
     }

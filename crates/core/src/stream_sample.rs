@@ -43,9 +43,10 @@ impl InstructionTiming {
         }
     }
 
-    /// Returns the cycles per instruction of a core: those of the chains in its window, but no fewer than its width allows,
-    /// and `refill_cycles` for each mispredicted branch (Karkhanis and Smith, ISCA 2004). Between two windows, cycles are
-    /// interpolated over their logarithm; beyond the last ones they are those of the last. `None` without instructions.
+    /// The cycles per instruction of a core: those of the chains in its window, but no fewer than
+    /// its width allows, and `refill_cycles` for each mispredicted branch (Karkhanis and Smith,
+    /// ISCA 2004). Between two windows, cycles are interpolated over their logarithm; beyond the
+    /// last ones they are those of the last. `None` without instructions.
     pub fn cycles_per_instr(
         &self,
         issue_width: f64,

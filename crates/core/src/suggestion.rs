@@ -1,8 +1,8 @@
 //! Suggests the known name that the user of an unknown one probably meant.
 
-/// Returns the candidate with the smallest edit distance to `name`, the first of equally close ones; a prefix counts as
-/// one edit, and the number of differing letters breaks ties. `None` if more than a third of the letters differ in
-/// every candidate, and neither name is a prefix of the other.
+/// The candidate with the smallest edit distance, the first of equally close ones; a prefix counts
+/// as one edit, and the number of differing letters breaks ties. `None` if more than a third of the
+/// letters differ in every candidate, and neither name is a prefix of the other.
 pub fn nearest_name<'a>(
     name: &str,
     candidates: impl IntoIterator<Item = &'a str>,

@@ -1,14 +1,28 @@
-//! File access for paths that come from an argument, a configuration, a network share, or another user. No other
-//! crate opens such a path.
+//! File access for paths that come from an argument, a configuration, a network share, or another
+//! user. No other crate opens such a path.
 //!
-//! Problem: a path from outside may lead to a FIFO that never answers, to an endless device, through a link to
-//! another user's file, or into a directory in which another user replaces files while they are read. Method: every
-//! file is opened without blocking, must be a plain file, and is read up to a stated number of bytes. A file whose
-//! content controls the program (a journal, a store, a library to preload) must be in a [`TrustedDir`], which checks
-//! the owner and the mode and follows no link; one whose files are listed to be removed has a marker as well. A file is written under an unpredictable name and then renamed, so
-//! that readers never find it incomplete.
+//! A path from outside may lead to a FIFO that never answers, to an endless device, through a link
+//! to another user's file, or into a directory in which another user replaces files while they are
+//! read. A daemon that runs as root would hang, fill its memory, or execute what a stranger wrote.
+//! So every file is opened without blocking, must be a plain file, and is read up to a stated
+//! number of bytes. A file whose content controls the program (a journal, a store, a library to
+//! preload) must be in a [`TrustedDir`], which checks the owner and the mode and follows no link;
+//! one whose files are listed to be removed has a marker as well. A file is written under an
+//! unpredictable name and then renamed, so that readers never find it incomplete.
 //!
-//! Errors are [`std::io::Error`]s whose text gives the path, the value found, and the value expected.
+//! For example, `cachemate plan /dev/zero` ends at once with the path, what was found (a device)
+//! and what was expected (a plain file), and so does a FIFO with no writer. Checking the path
+//! before opening it would not do, because another user can exchange the file in between; the check
+//! is made on the open file.
+//!
+//! # Invariants
+//! - A path of the file system never makes a call wait for another process, and none makes it read
+//!   more than its limit, even if the file grows.
+//! - What a [`TrustedDir`] yields belongs to this user or to root, and no other user can replace
+//!   it.
+//! - A reader sees the old content of a file or the new one, and nothing in between.
+//! - Errors are [`std::io::Error`]s whose text gives the path, the value found, and the value
+//!   expected.
 #![warn(missing_docs)]
 
 mod marked_dir;

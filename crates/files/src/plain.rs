@@ -109,7 +109,7 @@ pub fn open_sink(path: &Path) -> io::Result<File> {
 /// Maximum number of entries that are listed for one directory.
 const MAX_ENTRIES: usize = 1 << 20;
 
-/// Returns the paths in a directory, sorted by name.
+/// Paths sorted by name.
 ///
 /// # Errors
 /// The error of the file system, or the directory has more than 1,048,576 entries.
@@ -129,7 +129,7 @@ pub fn list_dir(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Returns the directories in a directory, unsorted. Links to directories are left out.
+/// Directories are unsorted, and links to directories are left out.
 pub fn list_subdirs(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut dirs = Vec::new();
     for entry in std::fs::read_dir(dir)? {
@@ -141,7 +141,7 @@ pub fn list_subdirs(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(dirs)
 }
 
-/// Returns the target of a link. The target need not exist.
+/// The target need not exist.
 ///
 /// # Errors
 /// The error of the file system, or the path is not a link.
@@ -149,7 +149,7 @@ pub fn link_target(path: &Path) -> io::Result<PathBuf> {
     std::fs::read_link(path)
 }
 
-/// Returns the metadata of the file that a path leads to; `None` if there is no such file.
+/// Follows links; `None` if there is no such file.
 ///
 /// # Errors
 /// The error of the file system, except that the file does not exist.
@@ -161,8 +161,8 @@ pub fn metadata_if_exists(path: &Path) -> io::Result<Option<Metadata>> {
     }
 }
 
-/// Returns the content of a plain file of at most `limit_bytes`. The limit also applies to a file that grows while it
-/// is read.
+/// Reads a plain file of at most `limit_bytes`. The limit also applies to a file that grows while
+/// it is read.
 ///
 /// # Errors
 /// The errors of [`open_plain`], or the file is longer than the limit.

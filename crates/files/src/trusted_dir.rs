@@ -1,4 +1,15 @@
 //! Directories that only their owner can change: the user of this process, or root.
+//!
+//! A journal, a store of results and a library to preload each control a program that may run as
+//! root, so whoever can replace one of these files can make root do something. Checking the owner
+//! of a *file* is not enough, because another user who may write to the directory can exchange it
+//! between the check and the use. So the directory is opened first, its owner and mode are checked
+//! on the open descriptor, and files are opened relative to that descriptor and follow no link.
+//!
+//! For example, `/dev/shm/cachemate-color` belongs to whoever makes it first. If that was another
+//! user, it is refused with his number; if it is ours but has mode 0777, with the mode.
+//! [`TrustedDir::open_anchored`] also refuses a directory whose parent lets other users rename it,
+//! as `/tmp` without its sticky bit would.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -295,7 +306,7 @@ impl TrustedDir {
         Ok(file)
     }
 
-    /// Returns the content of a file of at most `limit_bytes`; `None` if the file does not exist.
+    /// `None` if the file does not exist.
     ///
     /// # Errors
     /// The errors of [`TrustedDir::open_file`], or the file is longer than the limit.
@@ -351,7 +362,7 @@ impl TrustedDir {
         (&file).write_all(format!("{line}\n").as_bytes())
     }
 
-    /// Returns the names in the directory, unsorted, without `.` and `..`.
+    /// Names are unsorted, without `.` and `..`.
     pub fn names(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in rustix::fs::Dir::read_from(&self.fd)? {

@@ -1,11 +1,19 @@
 //! Ranks nodes for one service, from its profile and the nodes' published cache states.
 //!
-//! Problem: a scheduler needs the best of a thousand nodes within a millisecond. Method: a node publishes, for each
-//! of its caches, the lines that its residents fill and the slowdown that they would have with less of the cache. The
-//! newcomer's share of an LRU cache equals its share of all fills, and is solved for because fills depend on the
-//! share. Its slowdown follows from its curve at that share, and that of the residents from their published effects.
-//! Properties: pure and allocation-free per node. Without a profile all nodes have the same score, and a node without
-//! a state has a medium score, so that missing knowledge never decides.
+//! A scheduler needs the best of a thousand nodes within a millisecond, so a node cannot be
+//! simulated for each pod. It publishes instead, for each of its caches, the lines that its
+//! residents fill and the slowdown that they would have with less of the cache. The newcomer's
+//! share of an LRU cache equals its share of all fills, and is solved for because fills depend on
+//! the share. Its slowdown follows from its curve at that share, and that of the residents from
+//! their published effects.
+//!
+//! For example, the residents of a cache of 32 MiB fill 70 million lines a second, and a pod alone
+//! 10 million. With an eighth of the cache (10 of 80) its curve says 30 million, which is a share
+//! of 30 of 100, with which it would fill fewer; the share that agrees with its own fills lies
+//! between.
+//!
+//! A score is pure and allocates nothing per node. Without a profile all nodes have the same score,
+//! and a node without a state has a medium score, so that missing knowledge never decides.
 
 use cachemate_core::FieldError;
 use serde::{Deserialize, Serialize};

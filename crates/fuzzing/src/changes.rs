@@ -38,7 +38,7 @@ const ODD_VALUES: &[&str] = &[
 const MAX_CHANGES: u64 = 6;
 const MAX_NESTING: u64 = 4_000;
 
-/// Returns a changed copy of `seed` with at most `max_bytes` bytes; some changes copy pieces of `other_seed`.
+/// The changed copy has at most `max_bytes` bytes; some changes copy pieces of `other_seed`.
 pub fn mutate(
     generator: &mut SplitMix64,
     seed: &[u8],

@@ -57,7 +57,7 @@ impl InputHost {
     }
 }
 
-/// Returns the name as a path if it is absolute and has no `.` or `..` parts.
+/// `None` unless the name is absolute and has no `.` or `..` parts.
 fn plain_path(name: &str) -> Option<PathBuf> {
     let path = PathBuf::from(name);
     let has_plain_names = path

@@ -28,7 +28,7 @@ impl CountingAllocator {
         used_bytes
     }
 
-    /// Returns the maximum number of bytes in use since [`CountingAllocator::start`].
+    /// Bytes in use at their maximum since [`CountingAllocator::start`].
     pub fn peak_bytes(&self) -> usize {
         self.peak_bytes.load(Ordering::Relaxed)
     }

@@ -84,7 +84,7 @@ pub const TARGETS: &[FuzzTarget] = &[
     new_target("births", 32, fuzz_process_events, ""),
 ];
 
-/// Returns the target of this name.
+/// `None` if no target has this name.
 pub fn find_target(name: &str) -> Option<&'static FuzzTarget> {
     TARGETS.iter().find(|target| target.name == name)
 }

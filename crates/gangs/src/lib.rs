@@ -1,8 +1,16 @@
-//! The messages of the gang scheduler's socket, as docs/sched-ext.md describes them: each request is one JSON object on a
-//! line, and each reply is one line.
+//! The messages of the gang scheduler's socket, as docs/sched-ext.md describes them: each request
+//! is one JSON object on a line, and each reply is one line.
 //!
-//! The scheduler (`schedulers/gangs`, a workspace of its own) and its client (`cachemate-linux`) use the same types, so
-//! that neither can misread the other.
+//! The scheduler (`schedulers/gangs`) is a separate program in a workspace of its own, because it
+//! has its own dependencies and a kernel object under another license, and a message that one side
+//! writes and the other reads differently would let the wrong gang run. So both use these types.
+//!
+//! For example, `{"state": {}}` asks for the state in force; the answer has the generation of the
+//! plan that the kernel executes, which the client compares with the one that it sent.
+//!
+//! # Invariants
+//! - An unknown field, or a missing one without a default, is an error and not ignored.
+//! - A plan with an older or equal generation is refused.
 
 #![warn(missing_docs)]
 

@@ -10,8 +10,8 @@ const BASE_CYCLES: f64 = 1.0;
 /// Cycles for which a miss stalls if no other miss overlaps it.
 const MISS_STALL_CYCLES: f64 = 100.0;
 
-/// Returns an endless phase with the given fills per instruction by resident lines, tabulated at `size_count` equal
-/// steps up to the capacity. Misses do not overlap, and each stalls for 100 cycles.
+/// An endless phase, tabulated at `size_count` equal steps of resident lines up to the capacity.
+/// Misses do not overlap, and each stalls for 100 cycles.
 pub fn build_phase(
     line_bytes: f64,
     capacity_lines: f64,
@@ -42,7 +42,7 @@ pub fn build_phase(
     }
 }
 
-/// Returns a phase of independent references to `lines` equally likely lines: with `s` resident lines, a share `s /
+/// Independent references to `lines` equally likely lines: with `s` resident lines, a share `s /
 /// lines` of the references hits.
 pub fn uniform_phase(
     line_bytes: f64,
@@ -58,19 +58,19 @@ pub fn uniform_phase(
     }
 }
 
-/// Returns a stream: a phase that reuses no line that it brings in.
+/// Reuses no line that it brings in.
 pub fn stream_phase(line_bytes: f64, capacity_lines: f64, lines_per_instr: f64) -> ProgramPhase {
     build_phase(line_bytes, capacity_lines, 1, |_| lines_per_instr)
 }
 
-/// Returns the lines of one contended cache of a machine; 0 without a cache.
+/// Size in lines; 0 without a cache.
 pub fn cache_lines(machine: &MachineSpec) -> f64 {
     machine.last_level_cache().map_or(0.0, |cache| {
         cache.size_bytes as f64 / f64::from(cache.line_bytes)
     })
 }
 
-/// Returns an endless program that reads at random in a working set of this share of the contended cache.
+/// An endless program that reads at random in a working set of this share of the contended cache.
 pub fn reusing_job(
     name: &str,
     machine: &MachineSpec,
@@ -82,7 +82,7 @@ pub fn reusing_job(
     IntervalJob::new(PhasedProgram::endless_program(name, phase))
 }
 
-/// Returns an endless program that reuses nothing.
+/// An endless program that reuses nothing.
 pub fn streaming_job(machine: &MachineSpec, references_per_instr: f64) -> IntervalJob {
     let phase = stream_phase(64.0, cache_lines(machine), references_per_instr);
     IntervalJob::new(PhasedProgram::endless_program("stream", phase))

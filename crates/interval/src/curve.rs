@@ -1,13 +1,20 @@
-//! Tables of a phase's rates by size of the contended cache, and the growth of its footprint, which follows from its
-//! fills.
+//! Tables of a phase's rates by size of the contended cache, and the growth of its footprint, which
+//! follows from its fills.
 //!
-//! Problem: occupancies change in every step, so rates are needed at any size, and the footprint after any number of
-//! instructions. Method: points are interpolated monotonically over the logarithm of the size, and tabulated at equal
-//! steps of the capacity. A program that starts with an empty cache gains a line with every fill. With `s` resident
-//! lines, it fills at the rate that it has alone in a cache of `s` lines. This is footprint theory: the miss rate is
-//! the derivative of the footprint (Xiang et al., ASPLOS 2013). The window in which the program touches `s` lines
-//! therefore lasts `∫ ds / fills(s)` instructions. Properties: the footprint is concave where the curve falls, and
-//! never exceeds the capacity.
+//! Occupancies change in every step, so rates are needed at any size, and the footprint after any
+//! number of instructions; a profile has both at a few sizes. Points are interpolated monotonically
+//! over the logarithm of the size, because curves bend at working sets whatever the unit, and
+//! tabulated at equal steps of the capacity. The footprint needs no measurement of its own: a
+//! program that starts with an empty cache gains a line with every fill, and with `s` resident
+//! lines it fills at the rate that it has alone in a cache of `s` lines. This is footprint theory,
+//! in which the miss rate is the derivative of the footprint (Xiang et al., ASPLOS 2013). The
+//! window in which the program touches `s` lines therefore lasts `∫ ds / fills(s)` instructions.
+//!
+//! For example, a loop over 1,000 lines fetches 0.01 lines an instruction as long as they do not
+//! fit, and none beyond. It has touched all of them after 1,000 / 0.01 = 100,000 instructions, and
+//! 500 after half of that; its footprint grows no further.
+//!
+//! The footprint is concave where the curve falls, and never exceeds the capacity.
 
 use crate::memory::Prefetch;
 use crate::program::{ProgramPhase, SizePoint, UnprefetchedRates};
@@ -149,7 +156,7 @@ impl PhaseCurves {
         number
     }
 
-    /// Returns the rates with `lines` resident lines if a share `dropped_share` of the prefetches is dropped.
+    /// Rates with `lines` resident lines if a share `dropped_share` of the prefetches is dropped.
     #[inline]
     pub fn rates_at(&self, curve: u32, lines: f32, dropped_share: f32) -> SizeRates {
         let first_node = curve as usize * NODES;
@@ -172,7 +179,7 @@ impl PhaseCurves {
         interpolate(&rates_with_prefetch, &rates_without_prefetch, dropped_share)
     }
 
-    /// Returns the cycles per instruction at one size with and without prefetchers.
+    /// Cycles per instruction at one size with and without prefetchers.
     pub fn prefetch_benefit(&self, curve: u32, lines: f32, late_share: f32) -> Prefetch {
         let cycles_per_instr_at =
             |dropped_share: f32| self.rates_at(curve, lines, dropped_share).cycles_per_instr;
@@ -183,8 +190,8 @@ impl PhaseCurves {
         }
     }
 
-    /// Returns the part of the stall that demand misses cause, each at its cost without prefetchers. Late prefetched
-    /// lines cause the remaining stall.
+    /// The part of the stall that demand misses cause, each at its cost without prefetchers. Late
+    /// prefetched lines cause the remaining stall.
     #[inline]
     pub fn demand_stall_per_instr(&self, curve: u32, rates: &SizeRates) -> f32 {
         if !self.has_prefetch_data[curve as usize] {
@@ -193,7 +200,7 @@ impl PhaseCurves {
         (rates.demand_per_instr * self.miss_cost_cycles[curve as usize]).min(rates.stall_per_instr)
     }
 
-    /// Returns the cycles per instruction with the whole cache and with prefetchers.
+    /// Cycles with the whole cache and with prefetchers.
     #[inline]
     pub fn solo_cycles_per_instr(&self, curve: u32) -> f32 {
         self.with_prefetch[curve as usize * NODES + STEPS].cycles_per_instr
@@ -206,9 +213,9 @@ impl PhaseCurves {
         interpolate(&nodes[low], &nodes[low + 1], position - low as f32)
     }
 
-    /// Returns the number of lines touched in a window of this many of the program's own instructions, and the number
-    /// added by each further instruction. The search starts at `hint`, the position of the previous result, and updates
-    /// it.
+    /// Lines touched in a window of this many of the program's own instructions, and those added by
+    /// each further instruction. The search starts at `hint`, the position of the previous result,
+    /// and updates it.
     #[inline]
     pub fn window_footprint(&self, curve: u32, window_instr: f64, hint: &mut u8) -> (f32, f32) {
         let nodes = &self.with_prefetch[curve as usize * NODES..(curve as usize + 1) * NODES];
@@ -235,7 +242,7 @@ impl PhaseCurves {
         }
     }
 
-    /// Returns the number of lines touched by the end of a window, if `start_lines` had been touched before it.
+    /// Lines touched by the end of a window, if `start_lines` had been touched before it.
     #[inline]
     pub fn footprint_after(
         &self,
@@ -254,9 +261,9 @@ impl PhaseCurves {
         }
     }
 
-    /// Returns the shares of a phase's references that hit within a given number of lines of the LRU stack, if a share
-    /// `dropped_share` of the prefetches is dropped. A prefetched line counts as a hit, and a dropped prefetch as none, as
-    /// in the counters of [`PhaseCurves::rates_at`].
+    /// Shares of a phase's references that hit within a given number of lines of the LRU stack, if
+    /// a share `dropped_share` of the prefetches is dropped. A prefetched line counts as a hit, and
+    /// a dropped prefetch as none, as in the counters of [`PhaseCurves::rates_at`].
     pub fn distance_distribution(&self, curve: u32, dropped_share: f32) -> DistanceDistribution {
         let first_node = curve as usize * NODES;
         let demand_at = |index: usize| {
@@ -276,8 +283,8 @@ impl PhaseCurves {
         }
     }
 
-    /// Returns the number of the program's own instructions in which `lines` lines are touched; the inverse of
-    /// [`PhaseCurves::window_footprint`].
+    /// The inverse of [`PhaseCurves::window_footprint`]: the program's own instructions in which
+    /// `lines` lines are touched.
     pub fn window_instr(&self, curve: u32, lines: f32) -> f64 {
         let nodes = &self.with_prefetch[curve as usize * NODES..(curve as usize + 1) * NODES];
         f64::from(self.interpolate(nodes, lines).window_instr).min(f64::from(NEVER_INSTR))
@@ -395,8 +402,8 @@ impl JoinedCurve {
     }
 }
 
-/// Returns the rates if every reference is a miss. A miss costs as much as one at the smallest measured size without
-/// prefetchers, because those that prefetchers leave are mostly waits for their lines.
+/// Rates if every reference is a miss. A miss costs as much as one at the smallest measured size
+/// without prefetchers, because those that prefetchers leave are mostly waits for their lines.
 fn without_lines(phase: &ProgramPhase, latency_cycles: f64) -> SizePoint {
     let smallest_point = phase.points[0];
     let (stall, misses) = match smallest_point.without_prefetch {

@@ -1,10 +1,19 @@
 //! The engine of the interval machine: its state, and how the state advances in time.
 //!
-//! Problem: a run covers hours of nominal time. Method: between two changes (of a phase, a turn or a plan),
-//! occupancies and speeds approach a steady state. The engine follows them in steps that begin at a fraction of the
-//! cache's turnover and grow as the changes fade. Every cache has its own steps, and the progress of its tasks is
-//! booked at each step. All caches of a memory node share its controller, so a change of the controller's load is
-//! propagated to all of them at once. Properties: no allocation in a step; the same calls give the same bits.
+//! A run covers hours, and what a program does to a cache is settled within a millisecond or so. So
+//! between two changes (of a phase, a turn or a plan) occupancies and speeds only approach a steady
+//! state, and the engine follows them in steps that begin at a fraction of the cache's turnover and
+//! grow as the changes fade. Every cache has its own steps, and the progress of its tasks is booked
+//! at each of them. All caches of a memory node share its controller, so a change of the
+//! controller's load is propagated to all of them at once.
+//!
+//! For example, a cache of 65,536 lines into which its programs fetch 0.02 lines a cycle turns over
+//! in 3.3 million cycles, a millisecond at 3 GHz. After a change the first step is an eighth of
+//! that. Once the occupancies stand still, each step is six times as long as the one before, up to
+//! a second. Steps of an eighth of a millisecond would be seven million for a quarter of an hour in
+//! which nothing happens.
+//!
+//! A step allocates nothing, and the same calls give the same bits.
 
 use cachemate_core::{CoreModel, CpuSet, MachineSpec};
 
@@ -114,7 +123,6 @@ struct Slots {
 }
 
 impl Slots {
-    /// Returns whether the task has no processor time at present.
     #[inline]
     fn is_off_cpu(&self, index: usize) -> bool {
         self.memory_demand[index].cpu_share <= 0.0 && self.external_rate[index] <= 0.0
@@ -441,23 +449,21 @@ impl IntervalEngine {
         }
     }
 
-    /// Returns the cycles since the machine started.
+    /// Cycles since the machine started.
     pub(crate) fn now_cycles(&self) -> f64 {
         self.now
     }
-    /// Returns the totals of a task since its arrival, complete up to the last call of [`IntervalEngine::run`].
+    /// Totals since the task's arrival, complete up to the last call of [`IntervalEngine::run`].
     pub fn task_totals(&self, slot: u32) -> &TaskTotals {
         &self.slots.totals[slot as usize]
     }
-    /// Returns the number of the task's present phase.
     pub(crate) fn phase_index(&self, slot: u32) -> u32 {
         self.slots.phase[slot as usize]
     }
-    /// Returns the program of a task.
     pub(crate) fn program_of(&self, slot: u32) -> &PhasedProgram {
         &self.programs[self.slots.program[slot as usize] as usize].program
     }
-    /// Returns the position, among the caches of the contended level, of the cache in which the task runs.
+    /// A position among the caches of the contended level; `None` if the task runs on none.
     pub fn cache_of(&self, slot: u32) -> Option<usize> {
         let model_index = self.slots.model_index[slot as usize];
         (model_index != NO_CACHE).then(|| self.topology_cache_of_model[model_index as usize])
@@ -469,7 +475,6 @@ impl IntervalEngine {
             .filter(move |(_, home)| **home == cache)
             .map(|(occupancy_model, _)| occupancy_model)
     }
-    /// Returns the bytes that the task occupies in a cache.
     pub(crate) fn occupied_bytes(&self, slot: u32, cache: usize) -> f64 {
         let lines_of_task = |occupancy_model: &OccupancyModel| -> f64 {
             (0..occupancy_model.len())
@@ -482,7 +487,7 @@ impl IntervalEngine {
     pub(crate) fn line_bytes(&self) -> f64 {
         self.line_bytes
     }
-    /// Returns the number of contended caches in the topology.
+    /// Caches of the contended level.
     pub(crate) fn cache_count(&self) -> usize {
         self.cache_count
     }
@@ -543,7 +548,7 @@ impl IntervalEngine {
         self.run_queues.changed_slots.push(slot);
     }
 
-    /// Returns the node that holds the task's pages; `None` if the task has not run yet.
+    /// `None` if the task has not run yet.
     pub(crate) fn memory_node(&self, slot: u32) -> Option<usize> {
         self.memory_nodes[self.slots.memory_index[slot as usize] as usize]
     }
@@ -552,7 +557,7 @@ impl IntervalEngine {
         self.slots.memory_index[slot as usize] = self.slots.memory_index[sibling as usize];
     }
 
-    /// Returns the task's instructions per cycle on a processor.
+    /// Speed on a processor; time off it does not count.
     pub(crate) fn running_instr_per_cycle(&self, slot: u32) -> f64 {
         let demand = &self.slots.memory_demand[slot as usize];
         if demand.cycles > 0.0 {
@@ -561,7 +566,7 @@ impl IntervalEngine {
             0.0
         }
     }
-    /// Returns the lines per instruction that currently come from another cache.
+    /// Lines that currently come from another cache, for each instruction.
     pub(crate) fn remote_per_instr(&self, slot: u32) -> f64 {
         f64::from(self.slots.counts_per_instr[slot as usize][REMOTE_HITS])
     }
@@ -571,19 +576,19 @@ impl IntervalEngine {
         program.first_curve + self.slots.phase[slot as usize]
     }
 
-    /// Returns the distribution of the task's references over the LRU stack in its present phase.
+    /// Distances of the task's present phase.
     pub(crate) fn distance_distribution(&self, slot: u32) -> DistanceDistribution {
         self.curves.distance_distribution(
             self.curve_of(slot),
             self.slots.dropped_prefetch_share[slot as usize],
         )
     }
-    /// Returns the number of instructions in which the task touches this many lines.
+    /// Instructions in which the task touches this many lines.
     pub(crate) fn window_instr(&self, slot: u32, lines: f32) -> f64 {
         self.curves.window_instr(self.curve_of(slot), lines)
     }
 
-    /// Returns the capacity of a cache in lines.
+    /// Size in lines.
     pub fn capacity_lines(&self) -> f32 {
         self.curves.capacity_lines()
     }

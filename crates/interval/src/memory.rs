@@ -1,19 +1,31 @@
-//! Memory's bandwidth: the time that fills wait for the fills of others at the buses and controllers.
+//! Memory's bandwidth: the time that fills wait for the fills of others at the buses and
+//! controllers.
 //!
-//! Problem: a fill waits for those before it, and the wait slows the programs down, which shortens the queue. Method:
-//! programs, buses and controllers are the closed network of [`cachemate_locality::memory_queue`], solved for one server after another.
-//! A program's solo profile already contains the waits for its own lines, so only the wait beyond that is added, once
-//! for every miss that the program actually waits for, which is its solo stall over the latency. Its number of lines in
-//! flight is the number of reads for each of these waits, and at most what a core and its prefetchers have on their
-//! way. Lines of overlapped misses are sent together, unless the program always waits for memory and sends one as another
-//! returns. With first come, first served, every line waits equally long. If demand goes first, a demand read passes all
-//! other lines (Cobham 1954). A bus with at most `c` outstanding reads is a queue with `c` servers,
-//! each busy for the latency and the waits behind it. If the queue is longer than one access takes, prefetches are
-//! dropped. A streamer runs less far ahead the fewer entries are free. The number of dropped prefetches interpolates the
-//! program's cost between those with and without prefetchers. A prefetch that is not dropped has found a free slot, and a
-//! queue shorter than one access. Its wait is the mean of exponential waits below that limit. Properties: without
-//! co-runners, speeds are those of the profile; traffic never exceeds a server's bandwidth; no wait exceeds the others'
-//! lines in flight times the time of a line.
+//! A fill waits for those before it, and the wait slows the programs down, which shortens the
+//! queue; a formula for an open queue, whose sources never slow down, predicts waits without end.
+//! So programs, buses and controllers are the closed network of
+//! [`cachemate_locality::memory_queue`], solved for one server after another. A program's solo
+//! profile already contains the waits for its own lines, so only the wait beyond that is added,
+//! once for every miss that the program actually waits for, which is its solo stall over the
+//! latency. Its number of lines in flight is the number of reads for each of these waits, and at
+//! most what a core and its prefetchers have on their way. Lines of overlapped misses are sent
+//! together, unless the program always waits for memory and sends one as another returns.
+//!
+//! For example, eight programs each wait for one line at a time, at a server that takes 20 cycles
+//! for one and a memory that takes 200. Alone, each would fetch a line in 220 cycles; together they
+//! ask for eight in the time of eleven, so waits are short. With sixteen programs the server is
+//! busy without a pause, and each waits until a line comes back in 320 cycles.
+//!
+//! With first come, first served, every line waits equally long. If demand goes first, a demand
+//! read passes all other lines (Cobham 1954). A bus with at most `c` outstanding reads is a queue
+//! with `c` servers, each busy for the latency and the waits behind it. If the queue is longer than
+//! one access takes, prefetches are dropped. A streamer runs less far ahead the fewer entries are
+//! free. The number of dropped prefetches interpolates the program's cost between those with and
+//! without prefetchers. A prefetch that is not dropped has found a free slot, and a queue shorter
+//! than one access. Its wait is the mean of exponential waits below that limit.
+//!
+//! Without co-runners, speeds are those of the profile; traffic never exceeds a server's bandwidth;
+//! no wait exceeds the others' lines in flight times the time of a line.
 
 use cachemate_core::{MachineSpec, PrefetcherSpec};
 use cachemate_locality::memory_queue::{LineSource, QueueSolution, QueueStation};
@@ -47,13 +59,13 @@ pub struct MemoryDemand {
 }
 
 impl MemoryDemand {
-    /// Returns the instructions per cycle on a processor.
+    /// Instructions per cycle on a processor.
     #[inline]
     pub fn speed(&self) -> f32 {
         1.0 / (self.cycles + self.queued_cycles)
     }
 
-    /// Returns the share of its time on a processor in which the task does not wait for memory.
+    /// Share of its time on a processor in which the task does not wait for memory.
     #[inline]
     fn busy_share(&self) -> f32 {
         ((self.cycles - self.stall_cycles) * self.speed()).clamp(MIN_BUSY_SHARE, 1.0)
@@ -101,7 +113,7 @@ impl QueueServer {
         }
     }
 
-    /// Returns the slots of a bus, each busy for the latency. A prefetch finds a free slot or is dropped.
+    /// The slots of a bus, each busy for the latency. A prefetch finds a free slot or is dropped.
     fn of_slots(slots: f64, latency_cycles: f64) -> Self {
         let server = QueueServer::new(slots, latency_cycles, false);
         QueueServer {
@@ -115,13 +127,13 @@ impl QueueServer {
         }
     }
 
-    /// Returns the time in which the server transfers a line.
+    /// Time in which the server transfers a line.
     #[inline]
     pub fn cycles_per_line(&self) -> f32 {
         self.station.cycles_per_line as f32
     }
 
-    /// Returns the lines per instruction with which a task uses this server.
+    /// Lines per instruction with which a task uses this server.
     #[inline]
     pub fn lines_per_instr(&self, demand: &MemoryDemand) -> f32 {
         if self.has_slots {
@@ -131,7 +143,7 @@ impl QueueServer {
         }
     }
 
-    /// Returns the lines per instruction that pass all others at this server.
+    /// Lines per instruction that pass all others at this server.
     fn priority_lines_per_instr(&self, demand: &MemoryDemand) -> f32 {
         if self.station.do_prefetches_pass {
             demand.lines - demand.written_lines
@@ -231,7 +243,7 @@ impl MemorySystem {
         (package / self.packages_per_node) as usize
     }
 
-    /// Returns what a task asks of a server while its waits elsewhere add these cycles per instruction.
+    /// What a task asks of a server while its waits elsewhere add these cycles per instruction.
     fn source_at(
         &self,
         server: &QueueServer,
@@ -260,9 +272,9 @@ impl MemorySystem {
         }
     }
 
-    /// Returns the share of its prefetches that a task loses because of its co-runners, beyond the loss when it runs
-    /// alone. This is the larger of the share of prefetches that find no free slot, and the share of the speed that
-    /// later prefetches cost.
+    /// Share of its prefetches that a task loses because of its co-runners, beyond the loss when it
+    /// runs alone. This is the larger of the share of prefetches that find no free slot, and the
+    /// share of the speed that later prefetches cost.
     pub fn dropped_share(
         &self,
         node: usize,
@@ -303,11 +315,12 @@ impl MemorySystem {
         }
     }
 
-    /// Returns the share of the benefit of prefetching that a task loses because its prefetches start late. A stream
-    /// advances by its prefetch distance in each memory latency. That distance is proportional to the number of free
-    /// entries, which is sampled now and a moment ago; the larger sample counts. Between the samples, the outstanding
-    /// requests of others change (mean of the larger of two normal numbers). The loss is relative to the
-    /// range from aided to unaided cycles, and weighted by the share of the stall that is due to late lines.
+    /// The share of the benefit of prefetching that a task loses because its prefetches start late.
+    /// A stream advances by its prefetch distance in each memory latency. That distance is
+    /// proportional to the number of free entries, which is sampled now and a moment ago; the
+    /// larger sample counts. Between the samples, the outstanding requests of others change (mean
+    /// of the larger of two normal numbers). The loss is relative to the range from aided to
+    /// unaided cycles, and weighted by the share of the stall that is due to late lines.
     fn late_prefetch_loss(
         &self,
         node: usize,
@@ -359,9 +372,9 @@ impl MemorySystem {
         }
     }
 
-    /// Returns the number of lines that arrive at once if the task's misses overlap. Misses that are waited for as
-    /// one stall arrive together, up to the number that a core overlaps; all other lines arrive one by one. If slots
-    /// are limited, lines arrive as slots become free.
+    /// The number of lines that arrive at once if the task's misses overlap. Misses that are waited
+    /// for as one stall arrive together, up to the number that a core overlaps; all other lines
+    /// arrive one by one. If slots are limited, lines arrive as slots become free.
     fn burst_lines(&self, demand: &MemoryDemand) -> f32 {
         if !self.read_slots.is_empty() || demand.serial_misses <= 0.0 || demand.lines <= 0.0 {
             return 1.0;
@@ -370,7 +383,7 @@ impl MemorySystem {
             * (demand.demand_lines / demand.lines).min(1.0)
     }
 
-    /// Returns whether a prefetcher runs less far ahead if fewer entries are free.
+    /// Whether a prefetcher runs less far ahead if fewer entries are free.
     pub fn can_throttle_prefetch(&self) -> bool {
         self.prefetch_distance_lines.is_some()
     }

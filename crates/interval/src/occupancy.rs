@@ -1,26 +1,32 @@
 //! Occupancy of one cache by its users, as a state that evolves in time.
 //!
-//! Problem: occupancy determines rates, and rates determine occupancy, while tasks arrive, exit, take turns and
-//! change phase.
+//! Occupancy determines rates, and rates determine occupancy, while tasks arrive, exit, take turns
+//! and change phase. Under LRU replacement one number closes the circle: a cache holds the lines
+//! that were touched after a certain moment, the *cut-off*, which is the same for all its users
+//! (Che et al., IEEE JSAC 2002; for programs: footprint theory). The state holds each user's
+//! progress since the cut-off; the user's resident lines are its footprint over that progress. As
+//! users advance, lines arrive; if the sum would exceed the capacity, the cut-off moves until the
+//! sum fits. Progress between the cut-off and the present counts as evenly spread.
 //!
-//! Method for LRU replacement: a cache holds the lines that were touched after a certain moment, the *cut-off*, which
-//! is the same for all its users (Che et al., IEEE JSAC 2002; for programs: footprint theory). The state holds each
-//! user's progress since the cut-off; the user's resident lines are its footprint over that progress. As users
-//! advance, lines arrive; if the sum would exceed the capacity, the cut-off moves until the sum fits. Progress
-//! between the cut-off and the present counts as evenly spread.
+//! For example, a loop goes around 1,000 lines once in 100,000 cycles, and a stream touches 0.02
+//! lines a cycle. In a cache of 3,000 lines the cut-off lies 100,000 cycles back, since 1,000 +
+//! 2,000 lines were touched since then: the loop just fits and always hits. In one of 2,500 lines
+//! it lies only 83,000 cycles back, less than a round, so that each line of the loop is gone when
+//! its turn comes, and the loop always misses. (It is slower then, so the stream gets even more.)
 //!
-//! Phases: the lines touched since a given moment grow with each access whose LRU distance exceeds their number. This
-//! holds across phases, because a profile's rates are measured with the lines that earlier phases left. The footprint
-//! of a new phase therefore grows from the occupancy at which the phase begins. That initial occupancy shrinks as the
-//! cut-off passes the moments at which its lines were touched.
+//! Phases: the lines touched since a given moment grow with each access whose LRU distance exceeds
+//! their number. This holds across phases, because a profile's rates are measured with the lines
+//! that earlier phases left. The footprint of a new phase therefore grows from the occupancy at
+//! which the phase begins. That initial occupancy shrinks as the cut-off passes the moments at
+//! which its lines were touched.
 //!
-//! Method for random replacement: every line is equally likely to be evicted, so users lose lines in proportion to
-//! their occupancy.
+//! Under random replacement, every line is equally likely to be evicted, so users lose lines in
+//! proportion to their occupancy.
 //!
-//! Properties: the state is stable for steps of any length. With steady rates it is the equal-window solution. The
-//! growth of a newcomer, and the decay of the lines of a user that left, follow without further parameters. Disjoint
-//! partitions act as separate caches. Partitions that overlap have one cut-off, except for users that would exceed
-//! their part.
+//! The state is stable for steps of any length, and with steady rates it is the equal-window
+//! solution. The growth of a newcomer, and the decay of the lines of a user that left, follow
+//! without further parameters. Disjoint partitions act as separate caches. Partitions that overlap
+//! have one cut-off, except for users that would exceed their part.
 
 use cachemate_core::ReplacementPolicy;
 
@@ -55,7 +61,7 @@ struct PastPhase {
 }
 
 impl PastPhase {
-    /// Returns the number of lines that were touched after `cutoff` but before the present phase, and how fast this
+    /// Lines that were touched after `cutoff` but before the present phase, and how fast this
     /// number falls per cycle of the cut-off.
     #[inline]
     fn remaining_lines_and_loss(&mut self, cutoff: f64, curves: &PhaseCurves) -> (f32, f32) {
@@ -245,7 +251,7 @@ impl OccupancyModel {
         self.hint.swap_remove(index);
     }
 
-    /// Returns whether all lines that the user has touched since its arrival are still resident.
+    /// Whether all lines that the user has touched since its arrival are still resident.
     pub fn has_all_lines(&self, entry: usize) -> bool {
         let domain = &self.domains[usize::from(self.domain[entry])];
         if self.is_random {
@@ -255,7 +261,7 @@ impl OccupancyModel {
         }
     }
 
-    /// Returns the maximum occupancy of the user.
+    /// Lines that the user can have at most.
     pub fn max_lines(&self, entry: usize) -> f32 {
         self.domains[usize::from(self.domain[entry])].capacity_lines
     }
@@ -466,8 +472,8 @@ impl OccupancyModel {
         cutoff
     }
 
-    /// Returns the total number of lines if the cut-off were at `cutoff`, and how fast the total falls per cycle of the
-    /// cut-off.
+    /// Lines in total if the cut-off were at `cutoff`, and how fast the total falls per cycle of
+    /// the cut-off.
     fn lines_and_loss_at(&mut self, domains: u64, cutoff: f64, curves: &PhaseCurves) -> (f32, f32) {
         let (mut sum, mut loss_per_cycle) = (0.0, 0.0);
         for index in 0..self.task.len() {
@@ -574,8 +580,8 @@ impl OccupancyModel {
         change
     }
 
-    /// Returns the number of cycles in which the present rates fill the fastest domain once, which is the natural
-    /// length of a step.
+    /// Cycles in which the present rates fill the fastest domain once, which is the natural length
+    /// of a step.
     pub fn turnover_cycles(&self, curves: &PhaseCurves) -> f64 {
         let mut min_cycles = f64::INFINITY;
         for (number, domain) in self.domains.iter().enumerate() {
@@ -594,7 +600,7 @@ impl OccupancyModel {
         min_cycles
     }
 
-    /// Returns the total number of resident lines.
+    /// Lines of all users together.
     pub fn occupied_lines(&self) -> f32 {
         self.lines.iter().sum()
     }

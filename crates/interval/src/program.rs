@@ -132,7 +132,7 @@ pub struct PhasedProgram {
 }
 
 impl PhasedProgram {
-    /// Returns a program that consists of one endless phase.
+    /// A program of one phase, which never ends.
     pub fn endless_program(name: impl Into<String>, phase: ProgramPhase) -> Self {
         PhasedProgram {
             name: name.into(),

@@ -1,11 +1,18 @@
 //! Run queues and turns: the CPU of each task, and the share of the CPU's time that the task gets.
 //!
-//! Method, as in common schedulers: every CPU has a queue. A task that arrives, or is no longer allowed on its CPU,
-//! goes to the least loaded of its allowed CPUs, preferably one near its cache. If a queue has at least two tasks
-//! more than another, it gives one up. Within a queue, time is divided by weight. In *averaged* mode, every task of a
-//! queue runs all the time at its share, and the other tasks use the time that sleeping tasks leave. In *explicit*
-//! mode, tasks take turns of a slice. The CPUs of gangs always take explicit turns, because gangs determine which
-//! tasks run together. Properties: ties go to the lower CPU and the earlier task.
+//! Forecasts of caches need to know who runs beside whom and for how long, but not the accidents of
+//! one kernel's balancer. So this is what common schedulers agree on. Every CPU has a queue. A task
+//! that arrives, or is no longer allowed on its CPU, goes to the least loaded of its allowed CPUs,
+//! preferably one near its cache. If a queue has at least two tasks more than another, it gives one
+//! up. Within a queue, time is divided by weight.
+//!
+//! For example, two tasks of the weights 1 and 3 are on one CPU. In *averaged* mode both run all
+//! the time, at a quarter and three quarters of the CPU, which is what a window of a second sees of
+//! turns of some milliseconds; if one of them sleeps, the other uses its time. In *explicit* mode
+//! they take turns of a slice, which costs a step of the engine each. The CPUs of gangs always take
+//! explicit turns, because gangs determine which tasks run together.
+//!
+//! Ties go to the lower CPU and the earlier task.
 
 use cachemate_core::{CpuSet, IndexSet};
 
@@ -229,7 +236,7 @@ impl RunQueues {
         self.assign_gang_members();
     }
 
-    /// Returns the CPUs that have a gang member in every turn, so that no task without a gang can run there.
+    /// CPUs that have a gang member in every turn, so that no task without a gang can run there.
     fn gang_only_cpus(&self) -> CpuSet {
         let is_full = |rotation: &&QueueRotation| {
             let cpu_count = rotation.cpus.count() as usize;
@@ -434,7 +441,7 @@ impl RunQueues {
             .any(|rotation| rotation.cpus.contains(cpu))
     }
 
-    /// Returns the time of the next event: the end of a turn, the advance of a rotation, or the wake-up of a task.
+    /// The end of a turn, the advance of a rotation, or the wake-up of a task, whichever is first.
     pub fn next_event(&self) -> f64 {
         let turns = self.queues.iter().map(|queue| queue.turn_end);
         let rotations = self.rotations.iter().map(|rotation| rotation.turn_end);
@@ -484,7 +491,7 @@ impl RunQueues {
         self.queues[cpu].tasks = tasks;
     }
 
-    /// Gives the CPU to the runnable task with the least time relative to its weight, until the task's slice ends or
+    /// The runnable task with the least time relative to its weight runs until its slice ends or
     /// another task wakes.
     fn start_turn(&mut self, cpu: usize, now: f64) {
         let tasks = std::mem::take(&mut self.queues[cpu].tasks);
@@ -604,7 +611,7 @@ impl RunQueues {
         }
     }
 
-    /// Returns the contended cache of a CPU.
+    /// The contended one.
     pub fn cache_of(&self, cpu: u32) -> u32 {
         self.cache_of_cpu[cpu as usize]
     }
@@ -613,14 +620,14 @@ impl RunQueues {
         self.cache_of_cpu[cpu as usize] = cache;
         self.changed_slots.extend(&self.queues[cpu as usize].tasks);
     }
-    /// Returns the tasks in one CPU's queue.
+    /// One CPU's queue.
     pub fn queued_tasks(&self, cpu: u32) -> &[u32] {
         &self.queues[cpu as usize].tasks
     }
     pub fn is_online(&self, cpu: u32) -> bool {
         self.queues[cpu as usize].is_online
     }
-    /// Returns the average number of context switches per cycle of a task, one at the end of each slice.
+    /// The mean over time; each slice ends with a switch.
     pub fn switches_per_cycle(&self, slot: u32) -> f64 {
         let Some(cpu) = self.tasks[slot as usize].cpu else {
             return 0.0;

@@ -41,7 +41,7 @@ impl Regions {
         }
     }
 
-    /// Returns the position of a region in this table.
+    /// The region's position in this table, which grows if the region is new.
     pub fn find_or_add_region(&mut self, number: u32) -> usize {
         if let Some(position) = self
             .region_numbers
@@ -73,7 +73,8 @@ impl Regions {
         rates.writes = (rates.writes + writes_per_cycle).max(0.0);
     }
 
-    /// Returns the present cost of accesses from one cache. `is_same_package` marks the caches of the same package.
+    /// Present cost of accesses from one cache. `is_same_package` marks the caches of the same
+    /// package.
     pub fn remote_transfers(
         &self,
         region: usize,

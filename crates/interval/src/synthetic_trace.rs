@@ -11,8 +11,8 @@ pub struct DistanceDistribution {
 }
 
 impl DistanceDistribution {
-    /// Returns the distance below which this share of all accesses falls, interpolated linearly between bounds; `None`
-    /// if fewer accesses hit.
+    /// Distance below which this share of all accesses falls, interpolated linearly between bounds;
+    /// `None` if fewer accesses hit.
     pub fn value_at(&self, access_share: f64) -> Option<f64> {
         let next_index = self
             .bounds
@@ -109,7 +109,7 @@ impl LastUseBits {
     }
 }
 
-/// Returns `entries` line addresses whose LRU distances follow `distances`; beyond twice the capacity, every line is
+/// Line addresses whose LRU distances follow `distances`; beyond twice the capacity, every line is
 /// new.
 pub fn draw_addresses(
     distances: DistanceDistribution,

@@ -1,5 +1,14 @@
-//! The few calls by which the live machine reads and changes a host, behind one trait that tests implement with a fake
-//! host or with faults. No other code in this crate calls the kernel to change anything.
+//! The few calls by which the live machine reads and changes a host, behind one trait that tests
+//! implement with a fake host or with faults. No other code in this crate calls the kernel to
+//! change anything.
+//!
+//! What cachemate promises about a host is a promise about calls that fail: a full disk, a thread
+//! that exits between two reads, a mask that the kernel refuses. None of these can be arranged on a
+//! real kernel at every place where it could happen. So all of them pass through [`Kernel`].
+//!
+//! For example, the test `a_fault_at_any_call_loses_no_original` counts the calls of a run, repeats
+//! the run once for each of them with that call failing, and checks each time that a restore brings
+//! back every original.
 
 use std::fs;
 use std::io;

@@ -1,9 +1,17 @@
 //! The live host as a [`Machine`], with the interface that the simulator also implements.
 //!
-//! `observe` waits for the end of the window, then reads the managed threads and all counters once. `apply` reads the
-//! state of the host, derives the list of changes (`cachemate_core::changes`), and executes it. Unless the
-//! configuration sets `act`, the machine only observes, and `apply` refuses every line of the plan with
-//! [`OBSERVE_ONLY_REASON`].
+//! A decision that was tried on a simulator is the same decision on a host only if both are asked
+//! and answered alike, so everything that is special about a host (files that vanish, counters that
+//! are taken, changes by others) ends here, as an absent value or a refused item. `observe` waits
+//! for the end of the window, then reads the managed threads and all counters once. `apply` reads
+//! the state of the host, derives the list of changes (`cachemate_core::changes`), and executes it.
+//!
+//! For example, a plan moves task 7 to CPUs 2-3 and gives it a quarter of the ways. The thread has
+//! exited meanwhile, so the kernel answers `ESRCH`: these items are refused, and the changes that
+//! depend on none of them go on. What is in force is read back from the kernel and never assumed.
+//!
+//! Unless the configuration sets `act`, the machine only observes, and `apply` refuses every line
+//! of the plan with [`OBSERVE_ONLY_REASON`].
 
 mod apply;
 mod lifecycle;

@@ -1,22 +1,31 @@
-//! Predicts the behavior of several programs on one cache from their solo behavior (papers BS 2; StatCC: Eklov,
-//! Black-Schaffer and Hagersten 2011).
+//! Predicts the behavior of several programs on one cache from their solo behavior (papers BS 2;
+//! StatCC: Eklov, Black-Schaffer and Hagersten 2011).
 //!
-//! Problem: no component allocates a shared cache; occupancies result from the rates at which programs touch lines.
-//! Method: while program i makes one access, all programs together make R / r_i, where r are access rates and R is
-//! their sum.
-//! - For random replacement ([`random_at_rates`], BS 2b), each program's reuse times are stretched by R / r_i, and one
-//!   StatCache equation is solved for the overall miss ratio M = Σ (r_i / R) m_i.
-//! - For LRU ([`lru_at_rates`]), program j touches lines_j(r_j τ) distinct lines in a window of τ cycles. The cache
-//!   contains the lines touched in the last τ for which these add up to its size, so i misses the reuses longer than
-//!   r_i τ.
-//! - Rates depend on speed, and speed on misses ([`solve_co_run`], StatCC proper). With CPI_i = base_i + refs_i · m_i ·
-//!   miss_cycles_i and r_i = refs_i / CPI_i, miss ratios, speeds and rates are solved together.
+//! No component allocates a shared cache; occupancies result from the rates at which programs touch
+//! lines. So what a program finds in the cache depends on how much the others do between two of its
+//! own accesses: while program i makes one access, all programs together make R / r_i, where r are
+//! access rates and R is their sum.
+//! - For random replacement ([`random_at_rates`], BS 2b), each program's reuse times are stretched
+//!   by R / r_i, and one StatCache equation is solved for the overall miss ratio M = Σ (r_i / R)
+//!   m_i.
+//! - For LRU ([`lru_at_rates`]), program j touches lines_j(r_j τ) distinct lines in a window of τ
+//!   cycles. The cache contains the lines touched in the last τ for which these add up to its size,
+//!   so i misses the reuses longer than r_i τ.
+//! - Rates depend on speed, and speed on misses ([`solve_co_run`], StatCC proper). With CPI_i =
+//!   base_i + refs_i · m_i · miss_cycles_i and r_i = refs_i / CPI_i, miss ratios, speeds and rates
+//!   are solved together.
 //!
-//! There may be two solutions: a program that hits is fast, and a fast one keeps its lines. A cache starts cold, so the
-//! search starts from the speeds at which the programs fill an empty cache, where every first touch is a miss.
+//! For example, program 1 makes three accesses while program 2 makes one. A line that program 1
+//! reuses after 30 of its own accesses is reused after 40 of both, and one that program 2 reuses
+//! after 30 of its own after 120, so the slower program loses more of its lines.
 //!
-//! Properties: programs share no data (separate address spaces). One program alone gives exactly the single-program
-//! models. Renaming programs renames the result. Lines are those of the cache; rates may be in any common unit of time.
+//! There may be two solutions: a program that hits is fast, and a fast one keeps its lines. A cache
+//! starts cold, so the search starts from the speeds at which the programs fill an empty cache,
+//! where every first touch is a miss.
+//!
+//! Programs share no data (separate address spaces). One program alone gives exactly the
+//! single-program models. Renaming programs renames the result. Lines are those of the cache; rates
+//! may be in any common unit of time.
 
 use cachemate_core::ReplacementModel;
 

@@ -1,21 +1,27 @@
-//! Walks a reorder window over a sampled stream, and returns the cycles, the overlap and the prefetches of its misses.
+//! Walks a reorder window over a sampled stream, and returns the cycles, the overlap and the
+//! prefetches of its misses.
 //!
-//! Problem: a miss costs its latency, less, or nothing, depending on the misses that the core overlaps with it and on the
-//! lines that prefetchers bring in time. Simulating the machine for each cache size takes tens of seconds. Method: an
-//! access misses a cache of `s` lines if its stack distance is at least `s`, so no cache needs to be simulated. What is left
-//! is the core, in the window-centric form of interval simulation (Genbrugge, Eyerman and Eeckhout, HPCA 2010; Carlson et
-//! al., TACO 2014): instructions enter the window at the issue width, an access issues once the load that its address
-//! depends on has returned, and the window is full until its oldest load has. Between two misses an instruction takes what
-//! the recording says of its chains of dependences and mispredicted branches ([`cachemate_core::InstructionTiming`]), on a machine
-//! that states what refilling the pipeline costs. Each miss takes a register, and a line of the
-//! bus. Loads of a line that is on its way wait for it. Prefetchers are those of the simulated machines
-//! ([`crate::prefetch`]), on the lines of the sample.
+//! A miss costs its latency, less, or nothing, depending on the misses that the core overlaps with
+//! it and on the lines that prefetchers bring in time, and to simulate the machine for each cache
+//! size takes tens of seconds. But an access misses a cache of `s` lines if its stack distance is
+//! at least `s`, so no cache needs to be simulated. What is left is the core, in the window-centric
+//! form of interval simulation (Genbrugge, Eyerman and Eeckhout, HPCA 2010; Carlson et al., TACO
+//! 2014): instructions enter the window at the issue width, an access issues once the load that its
+//! address depends on has returned, and the window is full until its oldest load has.
 //!
-//! For example, with a latency of 200 cycles a chase over memory overlaps one miss and takes 200 cycles for each, whereas
-//! four such chases, interleaved, overlap four and take 50.
+//! For example, with a latency of 200 cycles a chase over memory overlaps one miss and takes 200
+//! cycles for each, whereas four such chases, interleaved, overlap four and take 50.
 //!
-//! Properties: a walk depends on the sample, the machine and the size alone; on a machine that does not, and in order, an
-//! instruction takes its share of an issue slot. What happens before a part of the sample is known by its distances only: its first accesses fill the window and train prefetchers.
+//! Between two misses an instruction takes what the recording says of its chains of dependences and
+//! mispredicted branches ([`cachemate_core::InstructionTiming`]), on a machine that states what
+//! refilling the pipeline costs; on any other machine, and on an in-order core, it takes its share
+//! of an issue slot. Each miss takes a register, and a line of the bus. Loads of a line that is on
+//! its way wait for it. Prefetchers are those of the simulated machines ([`crate::prefetch`]), on
+//! the lines of the sample.
+//!
+//! A walk depends on the sample, the machine and the size alone. What happens before a part of the
+//! sample is known by its distances only, so its first accesses fill the window and train
+//! prefetchers.
 
 use std::collections::VecDeque;
 

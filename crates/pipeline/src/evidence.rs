@@ -43,9 +43,8 @@ impl fmt::Display for UnavailableEvidence {
     }
 }
 
-/// Returns the evidence that a policy and profilers request and a machine does not provide. If a policy lists several
-/// kinds, any one of them suffices. A profiler is listed only if the policy could use its results. What several of them
-/// miss for one reason is listed once.
+/// If a policy lists several kinds, any one of them suffices. A profiler is listed only if the
+/// policy could use its results. What several of them miss for one reason is listed once.
 pub fn missing_evidence(
     policy: &str,
     profilers: &[Box<dyn Profiler>],
@@ -93,8 +92,7 @@ pub fn missing_evidence(
     gaps
 }
 
-/// Returns the reason why a machine does not provide this evidence, and a remedy if there is one; `None` if the
-/// machine provides it.
+/// The reason, and a remedy if there is one; `None` if the machine provides this evidence.
 fn evidence_refusal(
     kind: EvidenceKind,
     capabilities: &Capabilities,

@@ -1,11 +1,24 @@
-//! Pipelines: the profilers, predictor, policy and verifier between a machine's observations and its plans.
+//! Pipelines: the profilers, predictor, policy and verifier between a machine's observations and
+//! its plans.
 //!
-//! Problem: the same decision code has to run on a live host, on simulated machines and on recordings, and the replay
-//! of a recording has to repeat its decisions. Method: a pipeline is built from one [`PipelineConfig`], which is stored
-//! in the header of every run log. The configuration lists the profilers in order, the reference predictor, the policy,
-//! and the verifier around the policy. Properties: equal configurations and observations give equal decisions. No other
-//! crate builds profilers or wraps policies (tidy checks it). Evidence that a policy or profiler needs and the machine
-//! does not provide is reported before the first window.
+//! The same decision code has to run on a live host, on simulated machines and on recordings, and
+//! the replay of a recording has to repeat its decisions. It does not if a host has one profiler
+//! more, a predictor with another miss penalty, or a policy without the guard. So a pipeline is
+//! built from one [`PipelineConfig`], which lists the profilers in order, the reference predictor,
+//! the policy and the verifier around it, and is stored in the header of every run log.
+//!
+//! For example, a daemon wrote `run.jsonl` under `auto` with seed 7. `cachemate replay run.jsonl`
+//! builds the pipeline from the header, feeds it the recorded windows, and compares each plan,
+//! reason and forecast. With `--policy dio` only the policy is exchanged, and the answer is where
+//! the plans differ; it is never how fast the programs would have been, because the recorded counts
+//! belong to the recorded plans.
+//!
+//! # Invariants
+//! - Equal configurations and observations give equal decisions.
+//! - No other crate builds profilers or wraps policies (tidy checks it).
+//! - Evidence that a policy or profiler needs and the machine does not provide is reported before
+//!   the first window.
+//! - No recorded miss count is presented as the result of another policy.
 
 #![warn(missing_docs)]
 
@@ -77,7 +90,7 @@ impl OfflineProfiler {
         self.profiles()
     }
 
-    /// Returns the profiles after the last window.
+    /// After the last window, as the policy received them.
     pub fn profiles(&self) -> &Profiles {
         self.recalled_profiles
             .as_ref()
@@ -133,12 +146,12 @@ impl Pipeline {
         }
     }
 
-    /// Returns the configuration from which the pipeline was built.
+    /// The configuration from which the pipeline was built.
     pub fn config(&self) -> &PipelineConfig {
         &self.config
     }
 
-    /// Returns the header, which is the first line of a run log, for a run on this machine.
+    /// First line of a run log: all that a replay needs besides the windows.
     pub fn build_run_header(&self, machine: &impl Machine) -> RunHeader {
         RunHeader {
             format: RUN_LOG_VERSION,
@@ -148,7 +161,7 @@ impl Pipeline {
         }
     }
 
-    /// Returns the evidence that the policy and the profilers request and this machine cannot provide, with remedies.
+    /// What the policy and the profilers request and this machine cannot provide, with remedies.
     pub fn missing_evidence(&self, machine: &impl Machine) -> Vec<UnavailableEvidence> {
         missing_evidence(
             &self.config.policy.name,

@@ -43,8 +43,8 @@ impl ReplayMachine {
         }
     }
 
-    /// Returns the recording's header: policy, parameters, seed. The CPUs that are online are those of the last
-    /// window.
+    /// Policy, parameters and seed as recorded. The CPUs that are online are those of the last
+    /// window, because the replay updates them.
     pub fn header(&self) -> &RunHeader {
         &self.header
     }
@@ -125,7 +125,7 @@ fn first_difference(recorded: &impl Serialize, replayed: &impl Serialize) -> Str
     )
 }
 
-/// Returns the first key, or index, under which two objects, or two lists, differ.
+/// A key of objects, an index of lists.
 fn first_differing_key(recorded: &Value, replayed: &Value) -> Option<String> {
     let keys: Vec<String> = match (recorded, replayed) {
         (Value::Object(recorded_fields), Value::Object(replayed_fields)) => recorded_fields
@@ -144,7 +144,7 @@ fn first_differing_key(recorded: &Value, replayed: &Value) -> Option<String> {
         .find(|key| part_of(recorded, key) != part_of(replayed, key))
 }
 
-/// Returns the part of a list or an object under `key`; null if it has none.
+/// Null if there is none.
 fn part_of(value: &Value, key: &str) -> Value {
     let part = match value {
         Value::Array(parts) => key.parse::<usize>().ok().and_then(|index| parts.get(index)),

@@ -24,7 +24,7 @@ pub struct StandardPipeline {
     pub first_window: WindowLength,
 }
 
-/// Returns the cost of a last-level miss on a described machine: the latency of memory beyond that of a hit.
+/// Latency of memory beyond that of a hit.
 pub fn miss_penalty_of_machine(spec: &MachineSpec) -> PredictorConfig {
     let hit_cycles = spec
         .last_level_cache()
@@ -50,7 +50,7 @@ pub const CYCLE_COUNTED_INSTRUCTIONS: f64 = 1e6;
 pub const INTERVAL_COUNTED_INSTRUCTIONS: f64 = 1e8;
 
 impl StandardPipeline {
-    /// Returns the settings that all simulated machines have in common.
+    /// What all simulated machines have in common.
     pub fn for_simulation(
         policy: PolicyConfig,
         is_guarded: bool,

@@ -38,7 +38,7 @@ pub struct StudyPage {
 }
 
 impl CostTable {
-    /// Returns the matrix of slowdowns as a heat map.
+    /// Rows lose, columns cause.
     pub fn heat_map(&self) -> HeatMap {
         let is_percent = self.unit == "percent";
         let largest_value = self
@@ -68,7 +68,7 @@ impl CostTable {
 }
 
 impl StudyPage {
-    /// Returns the HTML file.
+    /// A whole file, not a fragment.
     pub fn html(&self) -> String {
         let body = html! {
             h1 { (self.title) }
@@ -129,8 +129,7 @@ impl StudyPage {
         }
     }
 
-    /// Returns the points of one program: misses per thousand instructions if `uses_mpki` is set, otherwise miss ratios
-    /// in percent.
+    /// Misses per thousand instructions if `uses_mpki` is set, otherwise miss ratios in percent.
     fn program_series(&self, index: usize, uses_mpki: bool) -> Series {
         let name = &self.programs[index].name;
         let points = self.curves[index].iter().filter_map(|point| {
@@ -258,7 +257,7 @@ impl StudyPage {
     }
 }
 
-/// Returns a linear axis, or a logarithmic one if the largest program would otherwise flatten all others.
+/// Logarithmic if the largest program would otherwise flatten all others.
 fn spread_axis(label: &str, series: &[Series]) -> Axis {
     let peak_of = |single: &Series| {
         single

@@ -1,7 +1,12 @@
-//! Results of the commands as data: the JSON objects that scripts read, and the source of tables and pages.
+//! Results of the commands as data: the JSON objects that scripts read, and the source of tables
+//! and pages.
 //!
-//! Field names are stable (docs/json.md, verified by a test of the command): fields are added, but never renamed. A
-//! missing value is `null`, never zero.
+//! A table and a JSON object that are made separately drift apart. So a command makes one of these
+//! values, `--json` prints it, and the table is drawn from it. Field names are stable
+//! (docs/json.md, verified by a test of the command): fields are added, but never renamed.
+//!
+//! For example, `mpki: null` in JSON is a dash in the table and no point in the figure: a missing
+//! value is `null`, never zero, in every form.
 
 use cachemate_core::{CacheLevel, Estimate, Topology};
 use serde::Serialize;
@@ -190,7 +195,7 @@ pub struct PercentRange {
 }
 
 impl PercentRange {
-    /// Returns the range in whole percent, such as `11 to 50 %`.
+    /// A range in whole percent, such as `11 to 50 %`.
     pub fn describe(self) -> String {
         format!(
             "{} to {} %",
@@ -284,7 +289,7 @@ pub struct CacheAssignment {
 }
 
 impl PlanResult {
-    /// Returns the measure of [`PlanResult::expected`].
+    /// What [`PlanResult::expected`] measures.
     pub fn measure(&self) -> &'static str {
         match (self.unit.as_str(), self.covers_machine) {
             ("percent", true) => "mean slowdown with all caches at work",
@@ -377,7 +382,7 @@ pub struct TopologyResult {
 }
 
 impl TopologyResult {
-    /// Returns the result for a topology from `source`.
+    /// `source` says where the topology is from.
     pub fn new(source: &str, topology: &Topology) -> Self {
         let cpus = topology.cpus.iter().map(|cpu| CpuRow {
             cpu: cpu.id.0,
@@ -403,7 +408,7 @@ impl TopologyResult {
     }
 }
 
-/// Returns the name of a level for display.
+/// `L1i`, `L1d`, `L2`: the spelling of output.
 pub fn level_name(level: CacheLevel) -> &'static str {
     match level {
         CacheLevel::L1Instruction => "L1i",

@@ -62,7 +62,7 @@ impl Table {
         self
     }
 
-    /// Returns whether the table has no rows.
+    /// A table with a header only is empty.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
@@ -91,8 +91,8 @@ impl Table {
     }
 }
 
-/// Returns the number of terminal columns of a text, without its escape sequences. Each character counts as one column,
-/// because program names and numbers in these tables contain no wide or combining characters.
+/// Columns without escape sequences. Each character counts as one, because program names and
+/// numbers in these tables contain no wide or combining characters.
 pub(crate) fn text_width(text: &str) -> usize {
     let mut columns = 0;
     let mut is_in_escape = false;

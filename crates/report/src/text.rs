@@ -30,7 +30,7 @@ pub fn format_size(bytes: u64) -> String {
     bytes.to_string()
 }
 
-/// Returns a count in groups of three digits: `1,234,567`. The separator is a comma rather than a blank, so that a
+/// Groups of three digits: `1,234,567`. The separator is a comma rather than a blank, so that a
 /// field remains one word for tools that read the output.
 pub fn format_count(count: u64) -> String {
     let digits = count.to_string();
@@ -44,7 +44,8 @@ pub fn format_count(count: u64) -> String {
     text
 }
 
-/// Returns a count with its noun: `1 package`, `2 packages`, `1,234 phases`. The plural is `singular` with an s.
+/// A count with its noun: `1 package`, `2 packages`, `1,234 phases`. The plural is `singular` with
+/// an s.
 pub fn format_count_of(count: u64, singular: &str) -> String {
     format!(
         "{} {singular}{}",
@@ -53,7 +54,7 @@ pub fn format_count_of(count: u64, singular: &str) -> String {
     )
 }
 
-/// Returns at most `max_names` of the names, and the number of the others: `a, b and 3 more`.
+/// Lists at most `max_names` names, and the number of the others: `a, b and 3 more`.
 pub fn format_names(names: &[String], max_names: usize) -> String {
     let shown_names = &names[..names.len().min(max_names)];
     let hidden_count = names.len() - shown_names.len();
@@ -65,13 +66,13 @@ pub fn format_names(names: &[String], max_names: usize) -> String {
         }
 }
 
-/// Returns a fraction as a percentage with `decimals`: 0.0231 with two is `2.31 %`.
+/// 0.0231 with two decimals is `2.31 %`.
 pub fn format_percent(fraction: f64, decimals: usize) -> String {
     format!("{} %", format_fixed(fraction * 100.0, decimals))
 }
 
-/// Returns a number with this number of decimals, and no sign before a zero. A number of more than nine digits is
-/// written as a power of ten, because hundreds of digits are unreadable.
+/// No sign before a zero. A number of more than nine digits is written as a power of ten, because
+/// hundreds of digits are unreadable.
 pub fn format_fixed(value: f64, decimals: usize) -> String {
     match value {
         _ if !value.is_finite() => "–".to_string(),
@@ -155,7 +156,8 @@ impl EscapedText {
         EscapedText(json.chars().map(escape).collect())
     }
 
-    /// Returns JSON of the same value, in which JSON escapes replace the control and direction characters of strings.
+    /// JSON of the same value, in which JSON escapes replace the control and direction characters
+    /// of strings.
     pub fn for_json(text: &str) -> Self {
         let mut escaped = String::with_capacity(text.len());
         for c in text.chars() {
@@ -170,7 +172,7 @@ impl EscapedText {
         EscapedText(escaped)
     }
 
-    /// Returns the text, safe to write anywhere.
+    /// Safe to write anywhere.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -182,7 +184,7 @@ impl std::fmt::Display for EscapedText {
     }
 }
 
-/// Returns whether a character can affect a terminal, or the order or number of the characters beside it.
+/// Whether a character can affect a terminal, or the order or number of the characters beside it.
 fn is_acting(c: char) -> bool {
     let is_invisible = matches!(c,
         '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
@@ -190,7 +192,7 @@ fn is_acting(c: char) -> bool {
     (c.is_control() && !matches!(c, '\n' | '\t')) || is_invisible
 }
 
-/// Returns the length in bytes of a leading escape sequence that only sets a color; 0 if there is none.
+/// Bytes of a leading escape sequence that only sets a color; 0 if there is none.
 fn color_sequence_length(text: &str) -> usize {
     let Some(parameters) = text.strip_prefix("\u{1b}[") else {
         return 0;
@@ -200,7 +202,7 @@ fn color_sequence_length(text: &str) -> usize {
         .map_or(0, |end| "\u{1b}[".len() + end + 1)
 }
 
-/// Returns a number with about three significant digits and no trailing zeros.
+/// About three significant digits, and no trailing zeros.
 pub fn format_number(value: f64) -> String {
     if !value.is_finite() {
         return "–".to_string();
@@ -230,7 +232,7 @@ pub(crate) fn trim_zeros(text: String) -> String {
     }
 }
 
-/// Returns the value, or a dash if there is none.
+/// A dash, because an absent value is not zero.
 pub fn value_or_dash(value: Option<String>) -> String {
     value.unwrap_or_else(|| "–".to_string())
 }

@@ -58,7 +58,7 @@ impl FindingConfidence {
         })
     }
 
-    /// Returns the number of seeds for the next run of the line; at most twice the present number, `seeds`.
+    /// The number of seeds for the next run of the line; at most twice the present number, `seeds`.
     pub fn next_seed_count(&self, seeds: usize) -> usize {
         self.seeds_to_decide
             .unwrap_or(usize::MAX)

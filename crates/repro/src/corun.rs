@@ -28,7 +28,7 @@ pub struct CoRunBench {
 }
 
 impl CoRunBench {
-    /// Returns the bench on a machine, by name.
+    /// `machine` is the name of a bundled one.
     pub fn load(
         machine: &str,
         seed: u64,
@@ -51,7 +51,7 @@ impl CoRunBench {
         })
     }
 
-    /// Returns a workload of these jobs on the bench's machine, under these options.
+    /// Jobs run on the bench's machine.
     pub fn build_workload(&self, options: SimOptions, jobs: Vec<WorkloadJob>) -> Workload {
         let (warm_up_cycles, measured_cycles) = (self.warm_up_cycles, self.measured_cycles);
         Workload {
@@ -101,7 +101,7 @@ impl CoRunBench {
         Ok(self.measure_solo_work(job)?.1)
     }
 
-    /// Returns the instructions that each program executes in the measured cycles when it runs alone.
+    /// The instructions that each program executes in the measured cycles when it runs alone.
     pub fn solo_work(&self, jobs: &[WorkloadJob]) -> Result<Vec<InstructionRange>> {
         jobs.iter()
             .map(|job| Ok(self.measure_solo_work(job)?.0))
@@ -115,7 +115,7 @@ impl CoRunBench {
         ))
     }
 
-    /// Returns two CPUs on different cores of one last-level cache.
+    /// Two CPUs on different cores of one last-level cache.
     fn pick_cpu_pair(&self) -> Result<[CpuId; 2]> {
         let caches = cpus_by_cache(&self.machine.topology())?;
         let pair = caches
@@ -131,7 +131,7 @@ fn pin_job((job, cpu): &(WorkloadJob, CpuId)) -> WorkloadJob {
         .with_cpus([cpu.0].into_iter().collect::<CpuSet>())
 }
 
-/// Returns the CPUs of each last-level cache, one per core.
+/// One CPU per core, by last-level cache.
 pub fn cpus_by_cache(topology: &Topology) -> Result<Vec<Vec<CpuId>>> {
     let seats_by_cache = placement::cache_seats(topology, 1).map_err(failed("machine"))?;
     Ok(seats_by_cache.into_iter().map(|cache| cache.cpus).collect())
@@ -211,14 +211,14 @@ impl CoRunMatrix {
             .collect()
     }
 
-    /// Returns the run time beside the other program divided by solo run time, minus one.
+    /// The run time beside the other program divided by solo run time, minus one.
     pub fn slowdown_beside(&self, program: usize, co_runner: usize) -> f64 {
         self.solo_rates[program].instr_per_cycle
             / self.pair_rates[program][co_runner].instr_per_cycle
             - 1.0
     }
 
-    /// Returns the pairwise costs in the form that solvers take.
+    /// Costs in the form that solvers take.
     pub fn costs(&self) -> PairCosts {
         let indices = 0..self.names.len();
         let row = |i: usize| {
@@ -233,7 +233,7 @@ impl CoRunMatrix {
         }
     }
 
-    /// Returns the pairwise costs of these programs only.
+    /// Costs of these programs only.
     pub fn pair_costs(&self, programs: &[usize]) -> PairCosts {
         let row = |&i: &usize| {
             programs

@@ -56,7 +56,8 @@ static EXPERIMENTS: LazyLock<BTreeMap<String, ExperimentDeclaration>> = LazyLock
 });
 
 impl Experiment {
-    /// Returns the experiment that `experiments.toml` declares under these ids, which are separated by spaces.
+    /// The experiment that `experiments.toml` declares under these ids, which are separated by
+    /// spaces.
     pub(crate) fn declared(ids: &'static str, run: RunExperiment) -> Self {
         let declared = EXPERIMENTS
             .get(ids)
@@ -75,7 +76,7 @@ impl Experiment {
 }
 
 impl Finding {
-    /// Returns a finding that `results.toml` declares, with one value per seed.
+    /// A finding that `results.toml` declares, with one value per seed.
     pub(crate) fn declared(name: &str, per_seed: &[(u64, f64)]) -> Self {
         let declared = DECLARATIONS
             .get(name)

@@ -81,8 +81,8 @@ pub struct Decomposition {
 const NOTICEABLE: f64 = 1e-3;
 
 impl Decomposition {
-    /// Returns the share of the slowdown that is not due to cache space (the statement of CA Figure 4); `None` without
-    /// a slowdown.
+    /// The share of the slowdown that is not due to cache space (the statement of CA Figure 4);
+    /// `None` without a slowdown.
     pub fn not_cache_percent(&self) -> Option<f64> {
         let cache_part = self
             .parts
@@ -152,7 +152,7 @@ pub fn decompose(
     ))
 }
 
-/// Returns the program's CPU, and the co-runner's CPU in each possible run, the farthest location first.
+/// The program's CPU, and the co-runner's CPU in each possible run, the farthest location first.
 #[allow(clippy::type_complexity)]
 fn co_runner_places(topology: &Topology) -> Result<(CpuId, Vec<(CoRunnerPlace, Option<CpuId>)>)> {
     let caches = cpus_by_cache(topology)?;

@@ -26,7 +26,6 @@ pub(crate) fn encode_result<R: Serialize + DeserializeOwned>(
     }
 }
 
-/// Deserializes a result.
 pub(crate) fn decode_result<R: DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<R> {
     let decoding_error = |error: rmp_serde::decode::Error| {
         ReproError::Failed(name.to_string(), format!("an answer: {error}"))

@@ -1,8 +1,14 @@
 //! Experiments, their contexts, and their findings.
 //!
-//! An experiment measures one or more result ids of the papers (`docs/results/index.md` lists them). It runs on the
-//! simulator for three seeds or more, and returns a measured value, its target, and every point of its figure. The
-//! verdict is always computed from the target; a missed target remains visible, with its cause in the note.
+//! An experiment answers one or more sentences of a paper (`docs/results/index.md` lists their
+//! ids), and a reader must be able to see whether the answer was chosen after the fact. So an
+//! experiment returns measured values, one for each seed, and every point of its figure; its
+//! targets are declared elsewhere (`results.toml`), and the verdict is always computed here from
+//! both. A missed target remains visible, with its cause in the note.
+//!
+//! For example, three seeds give CASC-2 the gains 25, 32 and 37 %, and the target is at least 28.
+//! The mean is 31.3 and its standard error 3.5; 31.3 - 3.5 is below the target, so the verdict is
+//! `missed`. A single seed has no error, and 36 % would be `met`.
 
 use std::any::type_name;
 use std::borrow::Borrow;
@@ -61,7 +67,7 @@ pub enum ResultVerdict {
 }
 
 impl ResultVerdict {
-    /// Returns the name of the verdict in JSON.
+    /// The spelling of JSON.
     pub fn name(self) -> &'static str {
         match self {
             ResultVerdict::Met => "met",
@@ -72,8 +78,8 @@ impl ResultVerdict {
 }
 
 impl ResultTarget {
-    /// Returns the verdict on one measured value. A missing value is [`ResultVerdict::Missed`]; without a target, there
-    /// is no verdict.
+    /// The verdict on one measured value. A missing value is [`ResultVerdict::Missed`]; without a
+    /// target, there is no verdict.
     pub fn judge_value(&self, measured_value: Option<f64>) -> Option<ResultVerdict> {
         if *self == ResultTarget::Shown {
             return None;
@@ -98,8 +104,8 @@ impl ResultTarget {
         })
     }
 
-    /// Returns the verdict on a mean over seeds, which must reach the target by more than its standard error. The mean
-    /// of a single seed has no error.
+    /// The verdict on a mean over seeds, which must reach the target by more than its standard
+    /// error. The mean of a single seed has no error.
     fn judge_mean(&self, mean: Option<f64>, standard_error: Option<f64>) -> Option<ResultVerdict> {
         let error_or_zero = standard_error.unwrap_or(0.0);
         match *self {
@@ -116,8 +122,8 @@ impl ResultTarget {
         }
     }
 
-    /// Returns the worst verdict on several values; a missed one is worse than a met one, and that is worse than an
-    /// exceeded one.
+    /// The worst verdict on several values; a missed one is worse than a met one, and that is worse
+    /// than an exceeded one.
     fn worst_verdict(&self, values: impl Iterator<Item = Option<f64>>) -> Option<ResultVerdict> {
         let verdict_rank = |verdict: &ResultVerdict| match verdict {
             ResultVerdict::Missed => 0,
@@ -315,7 +321,8 @@ impl Finding {
         self
     }
 
-    /// Returns whether more seeds could change the verdict: there is a target that the seeds so far do not decide.
+    /// Whether more seeds could change the verdict: there is a target that the seeds so far do not
+    /// decide.
     pub fn is_undecided(&self) -> bool {
         self.verdict.is_some()
             && self
@@ -404,7 +411,7 @@ pub struct ExperimentContext<'a> {
 }
 
 impl<'a> ExperimentContext<'a> {
-    /// Returns a context for a full run with one seed in this process, without progress reports.
+    /// A context for a full run with one seed in this process, without progress reports.
     pub fn for_seed(seed: u64, stop: &'a AtomicBool) -> Self {
         let seeds = vec![seed];
         ExperimentContext {
@@ -556,8 +563,8 @@ pub type RunExperiment = fn(&ExperimentContext<'_>) -> Result<Vec<Finding>>;
 pub(crate) type ExperimentRun = (&'static str, RunExperiment);
 
 impl Experiment {
-    /// Returns whether the experiment comes from no paper. Such experiments run only if requested by id; they take
-    /// longer than all of the papers' experiments together.
+    /// Whether the experiment comes from no paper. Such experiments run only if requested by id;
+    /// they take longer than all of the papers' experiments together.
     pub fn is_from_no_paper(&self) -> bool {
         self.ids.iter().all(|id| {
             ["AUTO", "PROMISES", "INTERVAL-", "VALIDATION-"]
@@ -584,12 +591,12 @@ impl Findings {
         self
     }
 
-    /// Returns the number of findings with each verdict: `met`, `exceeded`, `missed`.
+    /// `met`, `exceeded` and `missed`, each with its number of findings.
     pub fn verdict_counts(&self) -> BTreeMap<&'static str, usize> {
         Findings::count_verdicts(&self.results)
     }
 
-    /// Returns the number of findings with each verdict, for any findings.
+    /// As [`Findings::verdict_counts`], for any findings.
     pub fn count_verdicts<'a>(
         findings: impl IntoIterator<Item = &'a Finding>,
     ) -> BTreeMap<&'static str, usize> {

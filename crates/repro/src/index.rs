@@ -94,7 +94,7 @@ fn format_number(value: Option<f64>) -> String {
     }
 }
 
-/// Returns the verdict of a finding, or a dash if there is no target.
+/// A dash if there is no target.
 fn verdict_cell(finding: &Finding) -> Markup {
     match finding.verdict {
         Some(verdict) => {

@@ -1,7 +1,24 @@
 //! The papers' experiments on the simulated machine, one file per paper.
 //!
-//! `cachemate repro ID...` runs experiments by the ids of `docs/results/index.md`. A new experiment needs one
-//! line in the file of its paper, its declaration in `experiments.toml`, and those of its results in `results.toml`.
+//! A published gain depends on a machine, on programs and on a baseline that cannot be had any
+//! more, and a reproduction that picks its target after seeing its result proves nothing. So
+//! `experiments.toml` and `results.toml` declare each experiment and each result with the paper's
+//! sentence, the target and its unit, before anything is run; the code measures, and the verdict
+//! follows.
+//!
+//! For example, CASC-2 states "at least 28 %" at the worst cache size. Three seeds give 31 ± 6 %,
+//! and because the mean minus one standard error is below 28, the verdict is `missed`, although the
+//! mean is above the target.
+//!
+//! `cachemate repro ID...` runs experiments by the ids of `docs/results/index.md`. A new experiment
+//! needs one line in the file of its paper, its declaration in `experiments.toml`, and those of its
+//! results in `results.toml`.
+//!
+//! # Invariants
+//! - A verdict follows from the declared target and the measured values alone.
+//! - Runs that are compared execute the same instructions of each program.
+//! - The [`store`] changes no digit, and a killed process leaves no wrong entry.
+//! - A value that no seed gave is a missed result, not a missing one.
 #![warn(missing_docs)]
 
 mod auto;
@@ -46,7 +63,7 @@ pub(crate) use statistics::{greatest, least};
 
 use cachemate_trace::{TraceError, unknown_name_error};
 
-/// Returns all experiments, in the order of the papers.
+/// Experiments in the order of the papers.
 pub fn experiments() -> Vec<Experiment> {
     let papers = [
         bs::EXPERIMENTS,

@@ -333,7 +333,7 @@ fn mean_scores_by_policy(mixes: &[RandomMix]) -> Vec<PolicyScore> {
         .collect()
 }
 
-/// Returns the mean of a policy's scores; `None` if it has none.
+/// The mean of a policy's scores; `None` if it has none.
 fn mean_of_policy(name: &str, mixes: &[RandomMix]) -> Option<PolicyScore> {
     let scores: Vec<&PolicyScore> = mixes
         .iter()

@@ -48,7 +48,7 @@ const STALL: usize = 5;
 const L1_REFERENCES: usize = 6;
 const L1_MISSES: usize = 7;
 
-/// Returns the number of instructions that a job executes alone in this many cycles.
+/// The number of instructions that a job executes alone in this many cycles.
 ///
 /// # Errors
 /// The job cannot run, or executes nothing.
@@ -91,9 +91,9 @@ impl ProfiledSize {
     }
 }
 
-/// Returns the sizes in ascending order: five, each about half of the previous one, and one more between each of the
-/// three largest, because a program's working set often ends there. If the smallest of them is larger than a private
-/// cache, one of at most that size follows, with all ways.
+/// The sizes in ascending order: five, each about half of the previous one, and one more between
+/// each of the three largest, because a program's working set often ends there. If the smallest of
+/// them is larger than a private cache, one of at most that size follows, with all ways.
 fn profiled_sizes(cache: &CacheSpec, private_bytes: u64) -> Vec<ProfiledSize> {
     let halved_ways = (0..5).map(|halvings| (cache.ways >> halvings).max(1));
     let intermediate_ways = [cache.ways * 3 / 4, cache.ways * 3 / 8]
@@ -268,7 +268,6 @@ fn size_point(
     }
 }
 
-/// Returns the machine with a part of its contended cache.
 fn machine_with_size(machine: &MachineSpec, size: ProfiledSize) -> MachineSpec {
     let mut machine = machine.clone();
     let level = machine.last_level_cache().map(|cache| cache.level);
@@ -288,7 +287,7 @@ fn machine_with_size(machine: &MachineSpec, size: ProfiledSize) -> MachineSpec {
     machine
 }
 
-/// Returns the cumulative counts at every reading, from the start on.
+/// The cumulative counts at every reading, from the start on.
 fn measure_cumulative_counts(
     job: &WorkloadJob,
     machine: &MachineSpec,

@@ -113,7 +113,7 @@ fn load_promise_machine(machine: &str) -> Result<MachineSpec> {
     cachemate_spec::load_machine(machine).map_err(failed(machine))
 }
 
-/// Returns the mixes of one machine: half of them pairs of contending kinds, half with more data than fits.
+/// The mixes of one machine: half of them pairs of contending kinds, half with more data than fits.
 fn draw_mixes(
     machine: &'static str,
     count: u32,
@@ -172,7 +172,7 @@ impl TruthHistory {
         }
     }
 
-    /// Returns the slowdown in so many latest windows; `None` if it did nothing.
+    /// The slowdown in so many latest windows; `None` if it did nothing.
     fn slowdown_of(&self, window_count: usize) -> Option<f64> {
         let latest_windows = self.0.iter().rev().take(window_count);
         let (wanted_ns, alone_ns) = latest_windows.fold((0.0, 0.0), |sum, window| {

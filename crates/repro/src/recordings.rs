@@ -11,7 +11,7 @@ use crate::error::{Result, failed};
 /// Maximum size of a recording whose content is part of a run's name.
 const MAX_RECORDING_BYTES: u64 = 4 << 30;
 
-/// Returns the thread of a recording, in a loop that begins at a position given by the seed.
+/// The thread of a recording, in a loop that begins at a position given by the seed.
 pub(crate) fn open_source(name: &str, path: &Path, seed: u64) -> Result<Box<dyn AccessSource>> {
     let recorded_round = RecordedRound::read(name, path)?;
     let skipped_records = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % recorded_round.records.max(1);
@@ -58,12 +58,11 @@ impl RecordedRound {
     }
 }
 
-/// Returns a digest of the file's content; empty for a file that cannot be read, whose run fails as well.
+/// A digest of the content; empty for a file that cannot be read, whose run fails as well.
 pub fn file_digest(path: &Path) -> String {
     hex_digest(&cachemate_files::read_limited(path, MAX_RECORDING_BYTES).unwrap_or_default())
 }
 
-/// Returns a digest of any content.
 pub(crate) fn hex_digest(content: &[u8]) -> String {
     Sha256::digest(content)
         .iter()

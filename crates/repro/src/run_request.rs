@@ -55,7 +55,7 @@ impl RunRequest {
         }
     }
 
-    /// Returns the name under which the run is stored.
+    /// The name under which the run is stored.
     ///
     /// # Errors
     /// A value cannot be represented in JSON.
@@ -75,7 +75,6 @@ impl RunRequest {
     }
 }
 
-/// Returns the digests of the recordings that a workload names.
 pub(crate) fn recordings_of(workload: &Workload) -> Vec<String> {
     workload
         .jobs
@@ -84,7 +83,7 @@ pub(crate) fn recordings_of(workload: &Workload) -> Vec<String> {
         .collect()
 }
 
-/// Returns the digest of a module, combined with that of the reader of recordings if any is read.
+/// The digest of a module, combined with that of the reader of recordings if any is read.
 pub(crate) fn sources_of(module: &str, recordings: &[String]) -> String {
     let reader_digest = if recordings.is_empty() {
         ""
@@ -94,13 +93,13 @@ pub(crate) fn sources_of(module: &str, recordings: &[String]) -> String {
     format!("{}{reader_digest}", digest_of(module))
 }
 
-/// Returns a description of programs and machine for users.
 pub(crate) fn workload_label(workload: &Workload) -> String {
     let jobs: Vec<&str> = workload.jobs.iter().map(|job| job.name.as_str()).collect();
     format!("{} on {}", jobs.join(" + "), workload.machine.name)
 }
 
-/// Returns the work of the workload's only job alone in the measured cycles after the warm-up, and its speed.
+/// The work of the workload's only job alone in the measured cycles after the warm-up, and its
+/// speed.
 ///
 /// # Errors
 /// The machine has no data cache, the job does nothing, or [`Workload::build_machine`] fails.

@@ -61,7 +61,7 @@ impl ExperimentContext<'_> {
 }
 
 impl<C: PartialEq, R> SeededRuns<C, R> {
-    /// Returns the results of one case, by seed.
+    /// One result for each seed.
     pub fn of_case(&self, case: C) -> impl Iterator<Item = &R> {
         self.runs
             .iter()
@@ -77,7 +77,7 @@ impl<C: PartialEq, R> SeededRuns<C, R> {
             .map(|(_, run)| run)
     }
 
-    /// Returns the results of one seed, by case.
+    /// One result for each case.
     pub fn of_seed(&self, seed: u64) -> impl Iterator<Item = &R> {
         self.runs
             .iter()
@@ -90,7 +90,7 @@ impl<C: PartialEq, R> SeededRuns<C, R> {
         self.runs.iter()
     }
 
-    /// Returns all results, by case and seed.
+    /// Results by case and seed.
     pub fn all(&self) -> impl Iterator<Item = &R> {
         self.runs.iter().map(|(_, result)| result)
     }
@@ -100,12 +100,12 @@ impl<C: PartialEq, R> SeededRuns<C, R> {
         self.seeds.iter().flat_map(|&seed| self.of_seed(seed))
     }
 
-    /// Returns one value per seed of a case.
+    /// One value for each seed of the case.
     pub fn values(&self, case: C, value: impl Fn(&R) -> f64) -> Vec<f64> {
         self.of_case(case).map(value).collect()
     }
 
-    /// Returns a point with the values of a case.
+    /// A point with the values of a case, one for each seed.
     pub fn point(
         &self,
         case: C,
@@ -116,7 +116,7 @@ impl<C: PartialEq, R> SeededRuns<C, R> {
         DataPoint::from_values(series, at, self.values(case, value))
     }
 
-    /// Returns one value per seed, computed from the seed's results of all cases.
+    /// One value per seed, computed from the seed's results of all cases.
     pub fn per_seed(&self, value: impl Fn(&[&R]) -> f64) -> Vec<(u64, f64)> {
         self.seeds
             .iter()
@@ -124,17 +124,17 @@ impl<C: PartialEq, R> SeededRuns<C, R> {
             .collect()
     }
 
-    /// Returns the least value over cases, per seed.
+    /// The least value over cases, per seed.
     pub fn least_per_seed(&self, value: impl Fn(&R) -> f64) -> Vec<(u64, f64)> {
         self.per_seed(|results| least(results.iter().map(|result| value(result))))
     }
 
-    /// Returns the greatest value over cases, per seed.
+    /// The greatest value over cases, per seed.
     pub fn greatest_per_seed(&self, value: impl Fn(&R) -> f64) -> Vec<(u64, f64)> {
         self.per_seed(|results| greatest(results.iter().map(|result| value(result))))
     }
 
-    /// Returns the mean over cases, per seed.
+    /// The mean over cases, per seed.
     pub fn mean_per_seed(&self, value: impl Fn(&R) -> f64) -> Vec<(u64, f64)> {
         self.per_seed(|results| mean(results.iter().map(|result| value(result))))
     }

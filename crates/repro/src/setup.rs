@@ -42,8 +42,8 @@ impl Workload {
         Ok(ManagedRun { results, records })
     }
 
-    /// Returns a pipeline around a policy of the registry, as in the experiments: these profilers, no guard, and a miss
-    /// cost of the memory's latency beyond a hit of the last level.
+    /// A pipeline around a policy of the registry, as in the experiments: these profilers, no
+    /// guard, and a miss cost of the memory's latency beyond a hit of the last level.
     pub fn pipeline(
         &self,
         name: &str,

@@ -21,8 +21,8 @@ use crate::workload::WorkloadJob;
 /// One of this many accesses is watched until its line is touched again.
 const REUSE_SAMPLING_INTERVAL: u32 = 64;
 
-/// Returns the profile of a single-threaded job on the machine's last-level cache, over this many data accesses after
-/// as many for warm-up.
+/// The profile of a single-threaded job on the machine's last-level cache, over this many data
+/// accesses after as many for warm-up.
 pub fn profile_job(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile> {
     let recordings: Vec<String> = job
         .recording
@@ -117,7 +117,7 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
     Ok(profile)
 }
 
-/// Returns the numbers of hits by stack position, followed by the number of misses.
+/// The numbers of hits by stack position, followed by the number of misses.
 fn position_counts(cache: &CacheSim) -> Vec<u64> {
     let positions = cache.positions().unwrap_or_default();
     positions

@@ -16,7 +16,7 @@ pub(crate) static MACHINES_DIGEST: LazyLock<String> = LazyLock::new(|| {
     hex_digest(texts.concat().as_bytes())
 });
 
-/// Returns the digest of a module, given by its name, its path, or the path of a function in it.
+/// The digest of a module, given by its name, its path, or the path of a function in it.
 pub(crate) fn digest_of(module: &str) -> &'static str {
     let name = module
         .trim_start_matches("cachemate_repro::")

@@ -39,8 +39,8 @@ pub(crate) fn standard_deviation(values: &[f64]) -> f64 {
     (sum_of_squares / (values.len() - 1) as f64).sqrt()
 }
 
-/// Returns `value` where `position`, which ascends over the points, reaches `target`: interpolated linearly between two
-/// points; that of the first point before it; `None` beyond the last.
+/// `value` where `position`, which ascends over the points, reaches `target`: interpolated linearly
+/// between two points; that of the first point before it; `None` beyond the last.
 pub(crate) fn interpolate_at<P>(
     points: &[P],
     target: f64,

@@ -71,7 +71,8 @@ pub struct WorkRun {
     pub decisions: Vec<Decision>,
 }
 
-/// Returns the work of the workload's only job alone in the measured cycles after the warm-up, and its speed.
+/// The work of the workload's only job alone in the measured cycles after the warm-up, and its
+/// speed.
 pub(crate) fn measure_solo(workload: &Workload) -> Result<(InstructionRange, ProgramRates)> {
     let (start_cycle, end_cycle) = (
         workload.warm_up_cycles,
@@ -123,7 +124,7 @@ pub(crate) fn measure_joint(
     )
 }
 
-/// Returns a machine at its start that ends once every job has finished its work.
+/// A machine at its start that ends once every job has finished its work.
 pub(crate) fn build_joint_machine(
     workload: &Workload,
     work_ranges: &[InstructionRange],
@@ -226,7 +227,8 @@ fn point_of_progress(step: &ProgressSample, task: &TaskProgress) -> ProgressPoin
     }
 }
 
-/// Returns the moment at which `metric` reaches `value`, interpolated linearly between samples; `None` beyond the last.
+/// The moment at which `metric` reaches `value`, interpolated linearly between samples; `None`
+/// beyond the last.
 fn find_progress(
     samples: &[ProgressSample],
     task: usize,

@@ -112,7 +112,7 @@ impl WorkloadJob {
         }
     }
 
-    /// Returns `count` copies with different seeds, named `kernel-0`, `kernel-1`, ...
+    /// `count` copies with different seeds, named `kernel-0`, `kernel-1`, ...
     pub fn copies(kernel: &str, count: u64, seed: u64) -> Vec<Self> {
         (0..count)
             .map(|index| WorkloadJob {
@@ -131,7 +131,7 @@ impl WorkloadJob {
         }
     }
 
-    /// Returns the job's threads at their start, for the n-th run of the program.
+    /// The job's threads at their start, for the n-th run of the program.
     pub fn start_threads(&self, run_number: u32) -> Result<Vec<Box<dyn AccessSource>>> {
         let seed = self.seed + (u64::from(run_number) << 32);
         let sources: Vec<Box<dyn AccessSource>> = match &self.recording {
@@ -205,7 +205,7 @@ impl Workload {
         })
     }
 
-    /// Returns the same workload with this length.
+    /// Replaces the lengths.
     #[must_use]
     pub fn with_length(mut self, warm_up_cycles: u64, measured_cycles: u64) -> Self {
         (self.warm_up_cycles, self.measured_cycles) = (warm_up_cycles, measured_cycles);

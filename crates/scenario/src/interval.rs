@@ -17,7 +17,7 @@ pub struct ScenarioPrograms {
     pub mix_programs: Vec<Vec<Arc<PhasedProgram>>>,
 }
 
-/// Returns the scenario's machine with its jobs on it. The same scenario and programs give the same bits.
+/// The same scenario and programs give the same bits.
 ///
 /// # Errors
 /// The machine or a program is invalid.
@@ -33,7 +33,7 @@ pub fn build_machine(
     )
 }
 
-/// Returns the nominal length of a part of a checked scenario; scenarios for the interval machine state times only.
+/// `None` for a limit that is no time; a checked scenario for the interval machine has none.
 pub fn length_ns(length: RunLimit, spec: &MachineSpec) -> Option<u64> {
     match length {
         RunLimit::Ns(ns) => Some(ns),
@@ -60,8 +60,8 @@ fn engine_options(scenario: &Scenario, spec: &MachineSpec) -> Options {
     }
 }
 
-/// Returns all jobs, in order of mention. Every entry draws from its own generator, so that changing one entry does not
-/// change the others.
+/// Jobs in order of mention. Every entry draws from its own generator, so that changing one entry
+/// does not change the others.
 pub fn build_jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<IntervalJob> {
     let mut jobs = Vec::new();
     let entry_generator =
@@ -119,7 +119,7 @@ fn draw_gap_ns(gap_distribution: Option<Distribution>, draws: &mut SplitMix64) -
     gap_distribution.map_or(0, |gap| draw_sample(gap, draws) as u64)
 }
 
-/// Returns a uniform random number above 0 and at most 1.
+/// Above 0, because a logarithm follows, and at most 1.
 fn draw_positive_unit(generator: &mut SplitMix64) -> f64 {
     1.0 - generator.draw_unit()
 }

@@ -1,8 +1,20 @@
-//! Builds the simulated machine of a scenario with its programs, and the pipeline that decides for it.
+//! Builds the simulated machine of a scenario with its programs, and the pipeline that decides for
+//! it.
 //!
-//! Problem: the command and sweeps must build the same machine from a scenario. Method: this crate builds the parts
-//! that the scenario names: scheduler, workload kernels, and bundled recordings; [`interval`] builds jobs and events of
-//! the interval machine. Properties: the same scenario and seed build the same machine; every error names the field.
+//! A comparison of two policies is fair only if everything else is equal, and the command, sweeps
+//! and shards each start runs of their own. If each built its machine itself, a difference between
+//! them would look like a difference between policies. So this crate alone turns a scenario into
+//! its parts: scheduler, workload kernels, bundled recordings, and for [`interval`] jobs and
+//! events.
+//!
+//! For example, each entry of a scenario for the interval machine draws its arrivals and lengths
+//! from a generator of its own. Changing the third entry therefore leaves the draws of the others
+//! as they are, and what changes in the result is the third entry's effect.
+//!
+//! # Invariants
+//! - The same scenario and seed build the same machine, bit for bit.
+//! - An entry draws from its own generator; changing it changes no other entry's draws.
+//! - Every error names the field.
 
 #![warn(missing_docs)]
 
@@ -167,8 +179,7 @@ fn build_program(program: &ScenarioProgram, seed: u64) -> Result<SimProgram, Str
     })
 }
 
-/// Returns the recording that a program's name means: a file or a bundled recording ([`find_recording`]). `None` for a
-/// simulated program.
+/// A file or a bundled recording ([`find_recording`]); `None` for a simulated program.
 ///
 /// # Errors
 /// Neither a simulated program nor a recording has this name; the message lists those that exist.

@@ -4,20 +4,20 @@
 //! in the same order, together and alone. All scores are `None` without programs, or if a rate is not a positive
 //! number.
 
-/// Returns the sum of each program's rate over its solo rate (Snavely and Tullsen), which is the number of programs if
-/// none is slowed down.
+/// Sum of each program's rate over its solo rate (Snavely and Tullsen), which is the number of
+/// programs if none is slowed down.
 pub fn weighted_speedup(rates: &[f64], solo_rates: &[f64]) -> Option<f64> {
     Some(relative_rates(rates, solo_rates)?.iter().sum())
 }
 
-/// Returns the harmonic mean of the relative rates (Luo, Gummaraju and Franklin), which balances throughput and
+/// Harmonic mean of the relative rates (Luo, Gummaraju and Franklin), which balances throughput and
 /// fairness.
 pub fn harmonic_mean(rates: &[f64], solo_rates: &[f64]) -> Option<f64> {
     let relative = relative_rates(rates, solo_rates)?;
     Some(relative.len() as f64 / relative.iter().map(|rate| 1.0 / rate).sum::<f64>())
 }
 
-/// Returns the largest ratio of a solo rate to the rate in the mix.
+/// Largest ratio of a solo rate to the rate in the mix.
 pub fn worst_slowdown(rates: &[f64], solo_rates: &[f64]) -> Option<f64> {
     relative_rates(rates, solo_rates)?
         .into_iter()
@@ -25,14 +25,14 @@ pub fn worst_slowdown(rates: &[f64], solo_rates: &[f64]) -> Option<f64> {
         .reduce(f64::max)
 }
 
-/// Returns the mean of run time in the mix over solo run time, minus one (CA).
+/// Mean of run time in the mix over solo run time, minus one (CA).
 pub fn mean_slowdown(rates: &[f64], solo_rates: &[f64]) -> Option<f64> {
     let relative = relative_rates(rates, solo_rates)?;
     Some(relative.iter().map(|rate| 1.0 / rate - 1.0).sum::<f64>() / relative.len() as f64)
 }
 
-/// Returns the standard deviation over the mean, which is the fairness of run times in CASC-6; `None` if the mean is
-/// not positive.
+/// Standard deviation over the mean, which is the fairness of run times in CASC-6; `None` if the
+/// mean is not positive.
 pub fn coefficient_of_variation(values: &[f64]) -> Option<f64> {
     let mean = values.iter().sum::<f64>() / values.len() as f64;
     let variance = values

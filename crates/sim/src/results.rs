@@ -218,7 +218,7 @@ impl SimMachine {
         };
     }
 
-    /// Returns all results of the measured part so far.
+    /// Results of the measured part so far.
     pub fn collect_results(&mut self) -> RunResults {
         let now = self.system.now();
         self.system.dispatcher.account_to(now);
@@ -346,8 +346,8 @@ impl SimMachine {
         }
     }
 
-    /// Returns the evictions by the numbers under which tasks are reported, without those by or of the machine's own
-    /// threads.
+    /// Tasks have the numbers under which they are reported; evictions by or of the machine's own
+    /// threads are left out.
     fn evictions_by_task(&self, cache: CacheId) -> BTreeMap<(TaskId, TaskId), u64> {
         let task_number = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
         let evictions = self.system.hw.evictions(cache).into_iter();
@@ -412,13 +412,13 @@ fn to_stall_cycles(stalls: &Stalls, ticks_per_cycle: u64, levels: &[CacheLevel])
 }
 
 impl RunResults {
-    /// Returns the instructions of all tasks per elapsed cycle.
+    /// Instructions of all tasks for each elapsed cycle of the machine.
     pub fn instructions_per_cycle(&self) -> f64 {
         let instructions: u64 = self.tasks.iter().map(|task| task.instructions).sum();
         instructions as f64 / self.elapsed_cycles.max(1) as f64
     }
 
-    /// Returns the sum of the demand counts of all caches of one level; `None` if the machine has no such cache.
+    /// Demand counts of all caches of one level together; `None` if the machine has no such cache.
     pub fn level_breakdown(&self, level: CacheLevel) -> Option<MissBreakdown> {
         let add_breakdowns = |a: MissBreakdown, b: MissBreakdown| MissBreakdown {
             level,
@@ -439,7 +439,7 @@ impl RunResults {
 }
 
 impl MissBreakdown {
-    /// Returns misses over references; `None` without references.
+    /// Misses over references; `None` without references.
     pub fn miss_ratio(&self) -> Option<f64> {
         (self.references > 0).then(|| self.misses as f64 / self.references as f64)
     }

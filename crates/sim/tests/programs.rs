@@ -11,7 +11,7 @@ use cachemate_sim::kernels::{
 
 const LINE: u64 = 64;
 
-/// Returns options that are small enough for a test to touch all data, with room for the stacks of many threads.
+/// Small enough for a test to touch all data, with room for the stacks of many threads.
 fn small_options(spec: &KernelSpec) -> Options {
     let threads = u64::from(spec.threads.0) * u64::from(spec.threads.1);
     Options {
@@ -24,8 +24,8 @@ fn known_program(name: &str, seed: u64, options: &Options) -> KernelProgram {
     build_program(name, seed, options).expect("the program is known and takes the options")
 }
 
-/// Returns the next accesses of one thread, `count` or a few more. Threads that wait or sleep simply continue, because
-/// no stream here depends on the other threads.
+/// `count` accesses of one thread or a few more. Threads that wait or sleep simply continue,
+/// because no stream here depends on the other threads.
 fn take(source: &mut dyn AccessSource, count: usize) -> Vec<Access> {
     let (mut accesses, mut batch) = (Vec::new(), Vec::new());
     while accesses.len() < count {
@@ -183,7 +183,7 @@ impl TouchedLines {
         *mark = true;
     }
 
-    /// Returns the fraction of each region's lines that were touched, for messages.
+    /// Shares of each region's lines that were touched, for messages.
     fn shares(&self) -> Vec<(&'static str, f64)> {
         let marked_share =
             |marks: &[bool]| marks.iter().filter(|mark| **mark).count() as f64 / marks.len() as f64;
@@ -286,7 +286,7 @@ fn instructions_per_access_and_code_are_as_declared() {
     }
 }
 
-/// Returns the stack distances of the data accesses of a program's first thread.
+/// Distances of the data accesses of a program's first thread.
 fn stack_distances(name: &str, footprint_bytes: u64, count: usize) -> DistanceHistogram {
     let options = Options {
         footprint_bytes: Some(footprint_bytes),
@@ -703,7 +703,7 @@ fn errors_contain_found_and_expected_values() {
     assert_eq!(names.len(), programs().count(), "names are unique");
 }
 
-/// Returns the three tables of docs/programs.md: each one's header, and its rows by program.
+/// The three tables of docs/programs.md: each one's header, and its rows by program.
 fn documented_tables() -> [(&'static str, Vec<String>); 3] {
     let rows_of = |row: &dyn Fn(&KernelSpec) -> String| programs().map(row).collect::<Vec<_>>();
     let figures = rows_of(&|spec| {

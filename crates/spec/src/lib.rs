@@ -1,10 +1,22 @@
 //! Machines, scenarios and configuration from TOML, matrices from CSV.
 //!
-//! Problem: users write these files manually, so an error must show where a file is wrong. Method: one reader that
-//! records the position of every value ([`parse_toml`]) is used for all of them; later checks of several fields report
-//! the field's path, and the reader finds its line. The papers' machines are built into the program, so that it works
-//! from any directory. Properties: an error always gives the file, the field, the value found and the values expected,
-//! and line and column if there are any; an error about an unknown name lists the known names and the nearest one.
+//! Users write these files by hand, and a machine has many ways to be wrong that a parser of TOML
+//! accepts: twelve ways under tree-PLRU, a cache that five of eight cores share. An error is then
+//! only useful if it shows the place. So one reader records the position of every value
+//! ([`parse_toml`]) and is used for all of these files; later checks, which compare several fields,
+//! report the field's path, and the reader finds its line.
+//!
+//! For example, `machines/x.toml, line 12, caches[2].ways: found 12, expected a power of two, as
+//! replacement is tree-plru`. A name that nobody knows is answered with the known ones and the
+//! nearest.
+//!
+//! The papers' machines are built into the program, so that it works from any directory.
+//!
+//! # Invariants
+//! - An error has the file, the field, the value found and the values expected, and line and column
+//!   if there are any.
+//! - All errors of a configuration are reported at once, except those that follow from another one.
+//! - A value that is returned has passed every check, so that no reader of it checks again.
 
 #![warn(missing_docs)]
 

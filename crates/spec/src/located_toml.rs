@@ -193,7 +193,7 @@ impl<'a> Located<'a> {
     }
 }
 
-/// Returns the error about text that is not TOML. The parser's messages are `invalid basic string, expected `"``.
+/// Adds the place to the parser's message, which is like `invalid basic string, expected `"``.
 fn syntax_error(file: &str, text: &str, error: &toml::de::Error) -> SpecError {
     let message = first_line(error.message());
     let (found, expected) = message
@@ -209,7 +209,8 @@ fn syntax_error(file: &str, text: &str, error: &toml::de::Error) -> SpecError {
     }
 }
 
-/// Returns whether a field is only missing because an earlier error left it out, or because its name is misspelled.
+/// A field may be missing only because an earlier error left it out, or because its name is
+/// misspelled.
 fn is_consequence(error: &SpecError, earlier: &SpecError) -> bool {
     let (Some(field), Some(earlier_field)) = (&error.field, &earlier.field) else {
         return false;

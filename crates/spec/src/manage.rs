@@ -1,7 +1,13 @@
-//! The configuration of `cachemate manage`: the programs to manage, the policy, and whether to act at all.
+//! The configuration of `cachemate manage`: the programs to manage, the policy, and whether to act
+//! at all.
 //!
-//! `docs/live.md` explains every field. All fields are optional; with an empty file, the daemon observes nothing and
-//! changes nothing.
+//! A mistake in this file is made at night on many hosts, so it may cost a restart and never a
+//! program. All fields are optional, with an empty file the daemon observes nothing and changes
+//! nothing, and an unknown field is an error with its line and the nearest known one, instead of
+//! being ignored. `docs/live.md` explains every field.
+//!
+//! For example, `max_slowdown = "5%"` and `max_slowdown = 0.05` are the same promise, and
+//! `max_slowdown = 5`, which could mean either 5 % or a factor of five, is refused.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -201,7 +201,6 @@ impl PercentMatrix<'_> {
         })
     }
 
-    /// Returns the position of every column by its name.
     fn column_by_name(&self) -> Result<BTreeMap<&str, usize>, SpecError> {
         let error_at = |field: usize, found: String, expected: String| {
             Err(field_error(
@@ -229,7 +228,7 @@ impl PercentMatrix<'_> {
         Ok(columns)
     }
 
-    /// Returns the values of the row of `program` as fractions, and whether the row has a value beside its copy.
+    /// Values are fractions; the second one tells whether the row has a value beside its copy.
     fn row_values(&self, row: &PercentRow, program: usize) -> Result<(Vec<f64>, bool), SpecError> {
         let (value_count, column_count) = (row.values_percent.len(), self.columns.len());
         if value_count != column_count {

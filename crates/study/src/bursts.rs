@@ -121,7 +121,7 @@ impl BurstDistances {
         Ok(())
     }
 
-    /// Returns the distances of all bursts.
+    /// Ends the last burst and joins all of them.
     pub fn finish(mut self) -> Result<MeasuredDistances, StackError> {
         self.end_burst()?;
         let groups = self.groups;
@@ -159,7 +159,7 @@ impl From<DistanceHistogram> for MeasuredDistances {
 }
 
 impl Survival {
-    /// Returns Kaplan and Meier's product over all groups but one.
+    /// Kaplan and Meier's product over all groups but one, as a jackknife needs it.
     fn of_groups(groups: &[BurstGroup], excluded_group: Option<usize>) -> Self {
         let mut distances = DistanceHistogram::default();
         let mut lines: Vec<u64> = Vec::new();
@@ -191,7 +191,7 @@ impl Survival {
         Survival { steps }
     }
 
-    /// Returns the share of the accesses that a cache of `lines` misses.
+    /// The curve stays at its last value beyond the reach of the bursts.
     fn miss_ratio(&self, lines: u64) -> f64 {
         let steps = self
             .steps
@@ -201,7 +201,7 @@ impl Survival {
             .map_or(1.0, |index| self.steps[index].1)
     }
 
-    /// Returns a histogram of `accesses` accesses with these shares.
+    /// A histogram with these shares, scaled to `accesses`.
     fn to_histogram(&self, accesses: u64) -> DistanceHistogram {
         let count_beyond = |share: f64| (share * accesses as f64).round() as u64;
         let mut remaining_count = accesses;
@@ -219,8 +219,8 @@ impl Survival {
 }
 
 impl BurstSample {
-    /// Returns half of the width of the 95 % interval of the miss ratio of a cache of `lines`; `None` with one group of
-    /// bursts.
+    /// Half of the width of the 95 % interval; `None` with one group of bursts, which has no
+    /// spread.
     pub fn miss_ratio_error(&self, lines: u64) -> Option<f64> {
         let group_count = self.leave_one_out.len();
         let student_t = group_count.checked_sub(2).map(|index| STUDENT_T[index])?;

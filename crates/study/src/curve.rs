@@ -8,7 +8,7 @@ use cachemate_trace::{ProfileFile, ThreadTotals, TraceHeader, TraceTotals};
 
 use crate::bursts::{BurstDistances, MeasuredDistances};
 
-/// Returns the default sizes of curves: half-doublings from 4 KiB to 64 MiB, in bytes.
+/// Half-doublings from 4 KiB to 64 MiB, in bytes.
 pub fn default_sizes() -> Vec<u64> {
     sizes_in_equal_ratios(4 << 10, 64 << 20, 29)
 }
@@ -22,8 +22,8 @@ pub fn drop_filtered_sizes(sizes: &mut Vec<u64>, header: &TraceHeader) -> Option
     (sizes.len() < original_len).then_some(filter_bytes)
 }
 
-/// Returns `count` (at least 2) sizes from `low` to `high` in equal ratios; inner sizes are rounded down to whole
-/// 64-byte lines.
+/// `count` (at least 2) sizes from `low` to `high` in equal ratios; inner sizes are rounded down to
+/// whole 64-byte lines.
 pub fn sizes_in_equal_ratios(low: u64, high: u64, count: usize) -> Vec<u64> {
     let log2_ratio = (high as f64 / low as f64).log2() / (count - 1) as f64;
     let inner_sizes =
@@ -35,8 +35,9 @@ pub fn sizes_in_equal_ratios(low: u64, high: u64, count: usize) -> Vec<u64> {
         .collect()
 }
 
-/// Returns the LRU curve of all threads of a program together, with half the width of each interval as its error: that of
-/// the recording, or else the one that was measured while the program ran. `None` if the file has no such curve.
+/// LRU curve of all threads of a program together, with half the width of each interval as its
+/// error: that of the recording, or else the one that was measured while the program ran. `None` if
+/// the file has no such curve.
 pub fn whole_curve(file: &ProfileFile) -> Option<Vec<CurvePoint>> {
     let recorded_curve = file
         .curves
@@ -57,8 +58,8 @@ pub fn whole_curve(file: &ProfileFile) -> Option<Vec<CurvePoint>> {
     Some(curve.points.iter().map(convert_point).collect())
 }
 
-/// Returns the curve of the deepest cache that a running program used, from the facts of the profile; `None` if its misses
-/// by size or its references are unknown.
+/// Curve of the deepest cache that a running program used, from the facts of the profile; `None` if
+/// its misses by size or its references are unknown.
 fn measured_curve(file: &ProfileFile) -> Option<Vec<CurvePoint>> {
     let curve = file
         .profile
@@ -149,7 +150,7 @@ impl DistanceEngine {
         }
     }
 
-    /// Returns the number of accesses at every distance.
+    /// Ends the counting, whichever engine counts.
     pub fn finish(self) -> Result<MeasuredDistances, StackError> {
         let histogram = match self {
             DistanceEngine::SingleThread(engine) => engine.finish()?,
@@ -170,7 +171,7 @@ pub struct PartTotals {
 }
 
 impl PartTotals {
-    /// Returns the totals of a whole trace.
+    /// Totals of a whole trace; unknown sums stay unknown.
     pub fn from_totals(totals: Option<&TraceTotals>, instructions_known: bool) -> Self {
         let instructions = totals
             .and_then(|totals| totals.instructions)
@@ -181,8 +182,8 @@ impl PartTotals {
         }
     }
 
-    /// Returns the totals of the threads that `is_in_part` selects. A sum is known only if the value of every selected
-    /// thread is.
+    /// Totals of the threads that `is_in_part` selects. A sum is known only if the value of every
+    /// selected thread is.
     pub fn for_part(
         totals: Option<&TraceTotals>,
         instructions_known: bool,
@@ -209,7 +210,7 @@ impl PartTotals {
         }
     }
 
-    /// Returns the factor from misses per access to misses per thousand instructions.
+    /// Misses per thousand instructions for one miss per access; `None` without instruction counts.
     fn mpki_factor(&self, accesses: u64) -> Option<f64> {
         self.instructions
             .filter(|count| *count > 0)
@@ -217,8 +218,8 @@ impl PartTotals {
     }
 }
 
-/// Returns the curve at these sizes in bytes; without accesses it has no points, and distances from bursts have none
-/// beyond their reach.
+/// A curve without accesses has no points, and one from bursts has none beyond their reach. `sizes`
+/// are bytes.
 pub fn curve_counts(
     distances: &MeasuredDistances,
     totals: PartTotals,
@@ -255,7 +256,7 @@ pub fn curve_counts(
     }
 }
 
-/// Returns the curve of sampled distances at these sizes in bytes; every point has its error.
+/// Every point has its error. `sizes` are bytes.
 pub fn curve_counts_from_sample(
     curve: &SampledCurve,
     totals: PartTotals,

@@ -37,7 +37,7 @@ pub struct KernelFootprint {
 }
 
 impl KernelFootprint {
-    /// Returns the comparison for a profile; `None` if the file lacks a curve of all threads, or stack distances.
+    /// `None` if the file lacks a curve of all threads, or stack distances.
     pub fn from_profile(file: &ProfileFile, cache_bytes: u64) -> Option<Self> {
         let histogram = file
             .histograms
@@ -72,7 +72,7 @@ impl KernelFootprint {
         })
     }
 
-    /// Returns whether the kernel's test disagrees with the curve.
+    /// False also if the curve does not tell whether the program fits.
     pub fn is_misjudged(&self) -> bool {
         self.fits.is_some_and(|fits| fits != self.passes_test)
     }
@@ -84,7 +84,7 @@ fn min_passing_tolerance(touched_bytes: u64, cache_bytes: u64) -> Option<u32> {
     (steps < f64::from(MIN_UNTESTED_TOLERANCE - 1)).then(|| 1 + steps as u32)
 }
 
-/// Returns the size at which the curve has fallen, and the ends of its error interval.
+/// Size at which the curve has fallen, and the ends of its error interval.
 fn reused_bytes(curve: &StoredCurve) -> Option<[u64; 3]> {
     let (first_ratio, last_ratio) = (
         curve.points.first()?.miss_ratio.value,

@@ -1,8 +1,19 @@
 //! Turns traces into curves, profiles, predictions and plans.
 //!
-//! Problem: every front end must give the same results. Method: other crates provide the engines; this crate feeds
-//! them and converts their output to the types of files and results. Properties: this crate opens no file and prints
-//! nothing; callers supply records and show results.
+//! The command, the report and the Python package answer the same questions, and two of them that
+//! differ in the last digit would leave users to find out which is right. So the engines are in
+//! other crates, the front ends only parse and print, and what lies between is here: this crate
+//! feeds the engines and converts their output to the types of files and results.
+//!
+//! For example, `cachemate mrc gzip.cmt` and `cachemate.mrc(trace)` both run [`DistanceEngine`]
+//! over the records and ask for the curve at [`default_sizes`]; a recording in bursts goes through
+//! [`BurstDistances`], which knows how far it can see, so neither front end can draw the part of a
+//! curve that nothing was measured for.
+//!
+//! # Invariants
+//! - This crate opens no file and prints nothing; callers supply records and show results.
+//! - A total is known only if the value of every part is.
+//! - A curve ends where its data do.
 
 #![warn(missing_docs)]
 

@@ -15,7 +15,7 @@ use crate::StudyError;
 /// The default scheme, which predicts run times for any number of programs on a cache from one recording of each.
 pub const DEFAULT_SCHEME: &str = "statcc";
 
-/// Returns the slowdown of each program beside each other program on one cache, as a model predicts it.
+/// Slowdown of each program beside each other program on one cache.
 ///
 /// # Errors
 /// [`StudyError::Without`] if a profile lacks data that the model needs.
@@ -37,7 +37,7 @@ pub fn pair_costs(
         })
 }
 
-/// Returns the summary of a machine's contended cache.
+/// The contended cache, as results show it.
 pub fn cache_summary(machine: &MachineSpec) -> CacheSummary {
     let Some(cache) = machine.last_level_cache() else {
         return CacheSummary::default();
@@ -52,7 +52,7 @@ pub fn cache_summary(machine: &MachineSpec) -> CacheSummary {
     }
 }
 
-/// Returns the name of the costs' unit in results.
+/// The spelling of results.
 pub fn cost_unit(kind: CostKind) -> &'static str {
     match kind {
         CostKind::Degradation => "percent",

@@ -1,4 +1,13 @@
-//! Makes a profile file from a trace in one pass: exact stack distances, sampled reuse times, and phases.
+//! Makes a profile file from a trace in one pass: exact stack distances, sampled reuse times, and
+//! phases.
+//!
+//! A trace may be larger than the disk has room for twice, and it may come through a pipe, so it is
+//! read once and everything that a profile has is computed from the same pass.
+//!
+//! For example, `cachemate profile xz.cmt --machine xeon-x5365-4` gives the misses of a cache of
+//! every size from the stack distances, and those of the L2 of 16 ways from the LRU positions in
+//! its sets. The latter have the conflicts that the former lack, and are only right for that cache;
+//! the file has both.
 
 use cachemate_core::{
     CacheLevel, CoreSamples, Estimate, Fact, FactSource, MachineSpec, PhaseParameters, Profile,
@@ -41,7 +50,7 @@ pub struct ProfileTarget {
 }
 
 impl ProfileTarget {
-    /// Returns the contended cache of a machine.
+    /// The contended cache is the last one that is filled by misses.
     ///
     /// # Errors
     /// The machine has no data caches.
@@ -155,9 +164,7 @@ impl ProfilePass {
         Ok(())
     }
 
-    /// Returns the profile file for program `name`; `source_name` is the source of the records.
-    /// `header` and `totals` are
-    /// those of the trace.
+    /// `source_name` is the source of the records; `header` and `totals` are those of the trace.
     pub fn finish(
         self,
         name: &str,
@@ -330,19 +337,19 @@ fn fill_rates(file: &mut ProfileFile, level: CacheLevel) {
         .collect();
 }
 
-/// Returns a fact that holds for a whole recording.
+/// Stated for window 0, because it holds for a whole recording.
 fn trace_fact<T>(value: T) -> Fact<T> {
     Fact::new(value, FactSource::ExactTrace, 0)
 }
 
-/// Returns the largest size that a curve from bursts covers; `None` if the recording has no gaps.
+/// Largest size that a curve from bursts covers; `None` if the recording has no gaps.
 pub fn burst_reach_bytes(file: &ProfileFile) -> Option<u64> {
     let curve = file.curves.iter().find(|curve| curve.method == "bursts")?;
     Some(curve.points.last().map_or(0, |point| point.size_bytes))
 }
 
-/// Returns the profile for the cache of `target`: from the LRU positions that the file has for that cache, or otherwise
-/// from its stack distances. Without positions if bursts are too short to tell them for a cache of this size.
+/// Uses the LRU positions that the file has for this cache, or otherwise its stack distances. Has
+/// no positions if bursts are too short to tell them for a cache of this size.
 ///
 /// # Errors
 /// The file was made for another line size, or lacks stack distances.

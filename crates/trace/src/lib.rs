@@ -1,7 +1,21 @@
 //! Recording of programs, and the formats of traces and run logs.
 //!
-//! All code here that reads a file uses constant memory and never panics on any input. Its errors give the file, the
-//! line or offset, the value found and the value expected.
+//! A recording is larger than memory, may have been cut off by Ctrl-C, and is read years later by a
+//! program that does not trust it. So traces are blocks that decode independently of each other,
+//! each with a checksum that is verified before anything is decoded, and every length is compared
+//! with a limit before memory is allocated. Numbers read back bit for bit, because a replay that
+//! differs in the last digit proves nothing.
+//!
+//! For example, one bit of the third block of a trace has changed on disk. A reader returns the
+//! records of the first two blocks and then an error with the block, its byte offset, and the
+//! checksums found and expected. `--salvage` keeps the two blocks, and nobody gets a third one that
+//! was guessed.
+//!
+//! # Invariants
+//! - A changed byte never yields different records, and a truncated file yields its intact blocks.
+//! - A reader uses constant memory, however long the file is, and never panics on any input.
+//! - An error has the file, the line or offset, the value found and the value expected.
+//! - A file has its name once it is complete.
 
 #![warn(missing_docs)]
 

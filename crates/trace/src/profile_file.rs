@@ -1,10 +1,17 @@
 //! Profile files: how one program uses a cache (`docs/formats.md`).
 //!
-//! Problem: profiles are made once and used later and on other machines, so the file must state what was measured, and
-//! how. Method: versioned JSON around [`cachemate_core::Profile`], with additional data that only files contain:
-//! complete curves, stack positions by cache geometry, histograms, intervals. Properties: missing evidence is a missing
-//! field; every number reads back bit for bit; a malformed file is rejected with line and column, an invalid value with
-//! its field's name.
+//! A profile is made once and used for years, on other machines and by other models than those that
+//! its maker had in mind, so it must state what was measured and how, and not what somebody
+//! concluded. It is versioned JSON around [`cachemate_core::Profile`], with what only files
+//! contain: complete curves, stack positions by cache geometry, histograms, intervals.
+//!
+//! For example, a profile that a daemon measured while its program ran has a curve with three sizes
+//! and an error for each, and no stack distances; one from a recording has distances, and therefore
+//! every size. A model that needs distances refuses the first one by name and field, where a format
+//! that filled them in with zeros would let it forecast a program that never misses.
+//!
+//! Missing evidence is a missing field; every number reads back bit for bit; a malformed file is
+//! rejected with line and column, an invalid value with its field's name.
 
 use std::path::Path;
 

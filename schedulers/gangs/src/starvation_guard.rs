@@ -31,8 +31,8 @@ impl StarvationGuard {
         may_restart
     }
 
-    /// Returns the CPU with the largest stolen share, and that share, if it exceeds [`SHARE`]. `taken_ns` is the time
-    /// of higher classes by CPU since attaching. The first call only records it.
+    /// The CPU with the largest stolen share, and that share, if it exceeds [`SHARE`]. `taken_ns`
+    /// is the time of higher classes by CPU since attaching. The first call only records it.
     pub fn observe(&mut self, taken_ns: &[u64], window_ns: u64) -> Option<(usize, f64)> {
         let has_previous = self.before_ns.len() == taken_ns.len();
         let worst_share = taken_ns
@@ -54,7 +54,7 @@ pub struct BackOff {
 }
 
 impl BackOff {
-    /// Returns the next delay, given that `quiet_s` seconds passed without a problem.
+    /// Doubles with each attempt, up to 64 s; ten minutes without a problem begin anew.
     pub fn next_delay_s(&mut self, quiet_s: u64) -> u64 {
         if quiet_s >= 600 {
             self.attempts = 0;

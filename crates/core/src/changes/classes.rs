@@ -30,8 +30,7 @@ pub struct ServiceClass {
 }
 
 impl ServiceClass {
-    /// Returns the only group with this share of the cache; `None` if several groups have the same mask and cannot be
-    /// distinguished.
+    /// `None` also if several groups have the same mask, because they cannot be distinguished.
     pub fn group_of(&self, cache: CacheId) -> Option<GroupId> {
         let mut groups = self
             .shares
@@ -80,8 +79,8 @@ fn find_mask_constraints(
         })
 }
 
-/// Returns the classes of a plan, in order of their first member's arrival, and the items that are impossible as
-/// requested.
+/// Classes are in order of their first member's arrival; items that are impossible as requested are
+/// refused.
 pub(super) fn build_classes(
     plan: &Plan,
     state: &MachineState,
@@ -193,8 +192,7 @@ fn group_by_row(rows: &[(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)]) -> Ve
     classes
 }
 
-/// Returns the id of each class: that of the hardware class that contains most of its members, or a free one, or a new
-/// one.
+/// The hardware class that contains most of a class's members, or a free one, or a new one.
 pub fn assign_class_ids(classes: &[ServiceClass], state: &MachineState) -> Vec<ServiceClassId> {
     let mut member_counts: BTreeMap<(usize, ServiceClassId), u32> = BTreeMap::new();
     for (index, class) in classes.iter().enumerate() {

@@ -15,19 +15,18 @@ pub(super) struct CpusetStep {
 }
 
 impl CpusetStep {
-    /// Returns whether the group must first get CPUs.
+    /// Whether the group must first get CPUs.
     pub fn widens(&self) -> bool {
         self.current != self.intermediate
     }
 
-    /// Returns whether the group must lose CPUs afterward.
+    /// Whether the group must lose CPUs afterward.
     pub fn narrows(&self) -> bool {
         self.intermediate != self.target
     }
 }
 
-/// Returns the steps of all groups whose CPUs change, parents first. Groups that are no longer confined get their
-/// original CPUs.
+/// Parents come first. Groups that are no longer confined get their original CPUs.
 pub(super) fn cpuset_steps(
     groups: &BTreeMap<String, TrackedObject<CpuSet>>,
     confined_groups: &[CpusetGroup],
@@ -66,7 +65,8 @@ pub(super) fn cpuset_steps(
     steps
 }
 
-/// Returns the CPUs between widening and narrowing. An empty set means those of the parent, so it is set in one step.
+/// CPUs between widening and narrowing. An empty set means those of the parent, so it is set in one
+/// step.
 fn intermediate_cpus(current: &CpuSet, target: &CpuSet, has_changing_relative: bool) -> CpuSet {
     if target.is_empty() || !current.is_empty() && current.is_subset(target) {
         target.clone()

@@ -1,8 +1,18 @@
 //! Derives the list of changes from the desired state.
 //!
-//! Order: gangs stop. Groups widen from the top down, then narrow from the bottom up. Tasks move and get their weights.
-//! Classes of service are created, get their ways and their members, and unused ones are removed. Processes get their
-//! colors. Gangs start. In this order no task moves to CPUs that its group does not allow yet, and no task waits for
+//! A plan says how the machine is to be, and the kernel accepts only steps, some of which are
+//! refused in the wrong order: a thread cannot move to a CPU that its cpuset does not contain, and
+//! a cpuset cannot lose CPUs that its children use. So the steps have one order: Gangs stop. Groups
+//! widen from the top down, then narrow from the bottom up. Tasks move and get their weights.
+//! Classes of service are created, get their ways and their members, and unused ones are removed.
+//! Processes get their colors. Gangs start.
+//!
+//! For example, a group and its child are confined to CPUs 0-1, and both are to have 2-3. The
+//! parent is widened to 0-3 and then the child; the child is narrowed to 2-3 and then the parent.
+//! At no moment does the child have a CPU that its parent lacks, and only then do tasks move. If a
+//! change fails, only what depends on it is skipped.
+//!
+//! In this order no task moves to CPUs that its group does not allow yet, and no task waits for
 //! gangs that are being stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,8 +40,8 @@ pub struct ChangeList {
     pub classes: BTreeMap<ServiceClassId, ServiceClass>,
 }
 
-/// Returns the changes that lead from `state` to `plan` and the confined groups. Objects that neither of them mentions
-/// get back their original values. If the state is already as desired, the list is empty.
+/// The list is empty if the state is already as desired. Objects that neither the plan nor
+/// `confined_groups` mentions get back their original values.
 pub fn derive_changes(
     plan: &Plan,
     confined_groups: &[CpusetGroup],
@@ -94,7 +104,7 @@ impl ChangeListBuilder<'_> {
         });
     }
 
-    /// Returns the reason why this machine lacks the ability, if it gives one.
+    /// `None` also if the machine lacks the ability without stating why.
     fn unsupported_reason(&self, ability: Ability) -> Option<String> {
         match self.capabilities.abilities.get(&ability) {
             Some(Support::No { reason: why, .. }) => Some(why.clone()),
@@ -102,7 +112,7 @@ impl ChangeListBuilder<'_> {
         }
     }
 
-    /// Returns the plan's gang schedules that can run, each with its index in the plan and without exited members.
+    /// Each with its index in the plan, and without exited members.
     fn select_runnable_schedules(&mut self) -> Vec<(usize, GangSchedule)> {
         let mut schedules = Vec::new();
         let unsupported_reason = self.unsupported_reason(Ability::Gangs);
@@ -489,8 +499,7 @@ impl ChangeListBuilder<'_> {
         }
     }
 
-    /// Returns the colors of a share as this machine can provide them; `None` for shares in ways and for impossible
-    /// ones.
+    /// Colors as this machine can provide them; `None` for shares in ways and for impossible ones.
     fn resolve_colors(&mut self, share: &CacheShare) -> Option<ColorAssignment> {
         let Units::Colors {
             allowed,
@@ -576,8 +585,8 @@ fn gang_members(schedule: &GangSchedule) -> impl Iterator<Item = TaskId> + '_ {
         .flat_map(|gang| gang.members.iter().map(|(task, _)| *task))
 }
 
-/// Returns the CPU of each gang member: the one that the plan names, or else one of the schedule's CPUs in order of
-/// membership. A member of several gangs with different CPUs may use the CPUs of all of them.
+/// The CPU that the plan names, or else one of the schedule's CPUs in order of membership. A member
+/// of several gangs with different CPUs may use the CPUs of all of them.
 fn cpus_by_gang_member(schedules: &[(usize, GangSchedule)]) -> BTreeMap<TaskId, CpuSet> {
     let mut cpus_by_member: BTreeMap<TaskId, CpuSet> = BTreeMap::new();
     for (_, schedule) in schedules {

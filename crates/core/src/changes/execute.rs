@@ -48,8 +48,8 @@ pub fn run<E>(
     outcomes
 }
 
-/// Returns the refused items of the plan: for each, the first of its changes that failed, or the failed change on which
-/// one of them depends. Each item occurs once.
+/// Each refused item of the plan comes with the first of its changes that failed, or the failed
+/// change on which one of them depends. It occurs once.
 pub fn refused_items(
     changes: &[Change],
     outcomes: &[ChangeOutcome<RefusedItem>],
@@ -77,8 +77,8 @@ pub fn refused_items(
     refusals
 }
 
-/// Returns the list that undoes the applied changes, which are some or all of one list: their inverses in reverse
-/// order, so that dependents are undone first.
+/// Inverses in reverse order, so that dependents are undone first. `applied` is some or all of one
+/// list.
 pub fn undo(applied: &[Change]) -> Vec<Change> {
     let mut undo_changes: Vec<Change> = Vec::with_capacity(applied.len());
     for (index, change) in applied.iter().rev().enumerate() {

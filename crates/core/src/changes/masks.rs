@@ -32,10 +32,10 @@ pub struct UnsupportedMask {
     pub supported: String,
 }
 
-/// Returns the nearest valid mask, and a description of what had to be changed.
+/// The nearest valid mask, and a description of what had to be changed.
 ///
 /// # Errors
-/// Returns an error if no valid mask exists.
+/// No valid mask exists.
 pub fn nearest_mask(
     requested: &IndexSet,
     limits: &MaskConstraints,
@@ -101,7 +101,7 @@ impl MaskConstraints {
     }
 }
 
-/// Returns the first of the longest contiguous runs.
+/// The first of equally long ones.
 fn longest_run(mask: &IndexSet) -> IndexSet {
     let mut longest: (u32, u32) = (0, 0);
     let mut run: (u32, u32) = (0, 0);

@@ -84,7 +84,7 @@ pub struct MachineState {
 }
 
 impl MachineState {
-    /// Returns the live task with this id.
+    /// `None` unless the task is live.
     pub fn task(&self, task: TaskId) -> Option<&TaskState> {
         self.tasks.iter().find(|state| state.task == task)
     }
@@ -224,7 +224,7 @@ impl MachineState {
     }
 }
 
-/// Returns whether `group` lies below `ancestor` in the hierarchy.
+/// A group is not below itself.
 pub(super) fn is_below(group: &str, ancestor: &str) -> bool {
     let ancestor_path = ancestor.trim_end_matches('/');
     group

@@ -1,10 +1,19 @@
-//! One step of one cache: it ends phases, computes speeds at the present occupancies, queues at memory, and schedules
-//! the next step.
+//! One step of one cache: it ends phases, computes speeds at the present occupancies, queues at
+//! memory, and schedules the next step.
+//!
+//! The order matters, because each of these needs the one before: a new phase has other rates,
+//! rates at the present occupancy give the traffic, the traffic gives the wait for memory, and the
+//! wait gives the speed with which the next step begins. The controller's other caches are only
+//! told if its load has changed noticeably; a step of one cache would otherwise be a step of all.
+//!
+//! For example, a step in which an occupancy moved by 8 % of the cache is followed by one of half
+//! the length, and one in which nothing moved by more than a thousandth by one of six times the
+//! length. Steps thus aim at changes of 4 %.
 
 use super::*;
 
-/// Returns the ratio of the next step's length to that of the last step, in which an occupancy changed by at most this
-/// share of the capacity. Steps aim at changes of a few percent each.
+/// Ratio of the next step's length to that of the last step, in which an occupancy changed by at
+/// most this share of the capacity. Steps aim at changes of a few percent each.
 fn step_growth(change: f32) -> f64 {
     if change < STEADY_CHANGE {
         STEADY_STEP_GROWTH
@@ -475,7 +484,7 @@ fn cpu_load(run_queues: &RunQueues, slots: &Slots, cpu: u32) -> f32 {
         .sum()
 }
 
-/// Returns the lines per cycle between a cache's tasks and memory, at the tasks' present speeds.
+/// Lines per cycle between a cache's tasks and memory, at the tasks' present speeds.
 fn memory_traffic(
     occupancy_model: &OccupancyModel,
     slots: &Slots,

@@ -24,8 +24,8 @@ pub struct PageMove {
 /// Share of a process's time that copying takes while its pages migrate.
 const COPYING_SHARE: f64 = 0.5;
 
-/// Returns the share of a process's pages that migrate, if the pages are evenly spread over `old_colors` before the
-/// change and over `allowed_colors` after it.
+/// Share of a process's pages that migrate, if the pages are evenly spread over `old_colors` before
+/// the change and over `allowed_colors` after it.
 fn migrating_share(old_colors: &IndexSet, allowed_colors: &IndexSet) -> f64 {
     let share_per_color = |colors: &IndexSet| 1.0 / f64::from(colors.count().max(1));
     let vacated_share = |color: u32| {
@@ -81,7 +81,7 @@ impl IntervalMachine {
             .filter(|interval_task| !interval_task.exited)
     }
 
-    /// Returns the state of the machine from which changes are derived.
+    /// What changes are derived from.
     fn state(&self) -> MachineState {
         let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
         let task_state = |interval_task: &IntervalTask| {

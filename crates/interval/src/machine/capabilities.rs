@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{Ability, Capabilities, MachineSpec, PartitionSupport, Support, Topology};
 
-/// Returns the capabilities of this model, which has no sets, no single addresses and no penalties.
+/// This model has no sets, no single addresses and no penalties.
 pub fn model_capabilities(spec: &MachineSpec, topology: &Topology) -> Capabilities {
     let has_ways = spec
         .caches

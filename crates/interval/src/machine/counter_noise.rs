@@ -45,7 +45,7 @@ fn has_fixed_counter(event: CounterEvent) -> bool {
     )
 }
 
-/// Returns the readings of one window, given the true counts.
+/// Readings of one window, given the true counts.
 pub fn draw_readings(
     true_counts: &[(CounterEvent, f64)],
     counter_count: u32,

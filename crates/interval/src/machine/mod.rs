@@ -1,8 +1,13 @@
 //! The interval machine as a `core::Machine`: policies see the same interface as on a host.
 //!
-//! A window runs the engine until its time is over, a probe has a result, or tasks arrive or exit. The machine then
-//! reports the values that a host could read: counts with the errors of a limited counter unit, and the state in
-//! force.
+//! The engine knows everything exactly, and a policy that saw it would be better here than anywhere
+//! else. So a window runs the engine until its time is over, a probe has a result, or tasks arrive
+//! or exit, and then reports the values that a host could read: counts with the errors of a limited
+//! counter unit, and the state in force.
+//!
+//! For example, a task missed 12,345 times in a window. With four counters for eight events its
+//! misses were counted for half of the time, so the observation has about half of them, with the
+//! noise that the scenario states, and the share of time in which they were counted.
 
 mod apply;
 mod cache_parts;
@@ -268,11 +273,11 @@ impl IntervalMachine {
     pub fn set_first_window(&mut self, window: WindowLength) {
         self.plan.window = window;
     }
-    /// Returns the nominal time since the start.
+    /// Nominal time since the start.
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
-    /// Returns the engine, for results that are hidden from policies.
+    /// The engine has results that are hidden from policies.
     pub fn engine(&self) -> &IntervalEngine {
         &self.engine
     }
@@ -281,20 +286,20 @@ impl IntervalMachine {
             .iter()
             .find(|interval_task| interval_task.task == task)
     }
-    /// Returns the engine's slot of a task; `None` if the task has been reported as exited.
+    /// `None` if the task has been reported as exited.
     pub fn slot_of(&self, task: TaskId) -> Option<u32> {
         self.task(task).map(|interval_task| interval_task.slot)
     }
-    /// Returns a task's time relative to a solo run in the last window, and the same for its time on a processor.
-    /// `None` if the task did no work or has exited.
+    /// A task's time relative to a solo run in the last window, and the same for its time on a
+    /// processor. `None` if the task did no work or has exited.
     pub fn task_slowdown(&self, task: TaskId) -> Option<(f64, f64)> {
         self.task(task)?.slowdown
     }
-    /// Returns the position of a task's job in the list of jobs.
+    /// A position in the list of jobs.
     pub fn job_of(&self, task: TaskId) -> Option<usize> {
         self.task(task).map(|interval_task| interval_task.job)
     }
-    /// Returns the bytes that a task occupies in each contended cache.
+    /// One number for each contended cache.
     pub fn occupied_bytes(&self, task: TaskId) -> Vec<f64> {
         let slot = self.slot_of(task);
         (0..self.engine.cache_count())

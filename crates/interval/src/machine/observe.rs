@@ -36,7 +36,6 @@ impl CounterScopes {
     }
 }
 
-/// Returns the difference between the totals `now` and `before`.
 pub(super) fn subtract_totals(now: &TaskTotals, before: &TaskTotals) -> TaskTotals {
     let mut totals = TaskTotals {
         instructions: now.instructions - before.instructions,
@@ -131,7 +130,7 @@ impl IntervalMachine {
         }
     }
 
-    /// Returns the totals as booked with skew: a share of each task's events goes to the next task on its CPU.
+    /// Events as booked with skew: a share of each task's goes to the next task on its CPU.
     fn apply_skew(&self, true_totals: &[TaskTotals]) -> Vec<TaskTotals> {
         let mut booked_totals = true_totals.to_vec();
         let skew = self.options.counter_noise.skew;
@@ -281,7 +280,7 @@ impl IntervalMachine {
         }
     }
 
-    /// Returns the number of pages of a program in its present phase; if the profile does not state it, as many as fill
+    /// Pages of a program in its present phase; if the profile does not state it, as many as fill
     /// the cache four times.
     pub(super) fn program_pages(&self, slot: u32) -> f64 {
         let four_caches = 4.0 * f64::from(self.engine.capacity_lines()) * self.engine.line_bytes();

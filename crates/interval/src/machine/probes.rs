@@ -1,8 +1,17 @@
 //! Probes with the same kinds of results, and the same costs, as on a host.
 //!
-//! A probe with rows runs the tasks of one row at a time together on the cache's CPUs, while all other tasks wait;
-//! counts refer to the tasks that ran. A trace interrupts its task at every entry; its addresses are drawn from the
-//! program's own curve, so an LRU analysis recovers that curve. Reuse times follow from the same curve.
+//! A policy that were given its curves for nothing would look better here than it is on a host,
+//! where a trace slows its program down and a solo interval keeps all others waiting. So what a
+//! probe answers is drawn from the program's own curve, and what it costs is charged to those who
+//! pay on a host. A probe with rows runs the tasks of one row at a time together on the cache's
+//! CPUs, while all other tasks wait; counts refer to the tasks that ran. A trace interrupts its
+//! task at every entry; its addresses follow the curve, so that an LRU analysis recovers it. Reuse
+//! times follow from the same curve.
+//!
+//! For example, a program with ten log entries per thousand instructions and an instruction a cycle
+//! fills a log of 80,000 entries in 8 million cycles of work. At 3,000 cycles for an interrupt, the
+//! log takes 248 million cycles, in which the program hardly advances and its neighbors evict its
+//! lines; the log is therefore checked in steps, and sees that.
 
 use cachemate_core::{
     AccessSample, AddressKind, CacheId, CounterEvent, DataSource, EventCount, EventCounts, Plan,
@@ -25,7 +34,7 @@ pub struct OngoingProbe {
 }
 
 impl OngoingProbe {
-    /// Returns the task whose accesses are logged; `None` if the probe logs none.
+    /// `None` if the probe logs no accesses.
     fn logged_task(&self) -> Option<TaskId> {
         match self.probe.kind {
             ProbeKind::MissTrace { task, .. } => Some(task),
@@ -33,7 +42,6 @@ impl OngoingProbe {
         }
     }
 
-    /// Returns whether the probe keeps tasks off CPUs while it runs.
     fn holds_cpus(&self) -> bool {
         matches!(
             self.probe.kind,
@@ -184,7 +192,7 @@ impl IntervalMachine {
         has_result
     }
 
-    /// Returns the share of a task's time that the interrupts of a log take.
+    /// Share of a task's time that the interrupts of a log take.
     pub(super) fn logging_share(&self, task: TaskId) -> f64 {
         let interrupt_share_of = |active: &OngoingProbe| match active.state {
             ProbeState::Until {
@@ -199,8 +207,8 @@ impl IntervalMachine {
             .unwrap_or(0.0)
     }
 
-    /// Returns the time that a probe costs: a traced task is charged for its interrupts, and tasks kept off a cache
-    /// are charged for the time during which it was held.
+    /// A traced task is charged for its interrupts, and tasks kept off a cache are charged for the
+    /// time during which it was held.
     fn cost_of(&self, probe: &ProbeRequest, duration_ns: u64) -> Vec<(Option<TaskId>, u64)> {
         match &probe.kind {
             ProbeKind::MissTrace { task, entries, .. } => {
@@ -223,7 +231,6 @@ impl IntervalMachine {
         }
     }
 
-    /// Returns the time that the interrupts of this many log entries take, in nanoseconds.
     fn interrupts_ns(&self, entries: f64) -> f64 {
         entries * self.spec.counters.interrupt_cycles as f64 * 1e9 / self.spec.hertz as f64
     }
@@ -325,7 +332,7 @@ impl IntervalMachine {
         }
     }
 
-    /// Gives these tasks exclusive use of a cache's CPUs, one each, if they may run there.
+    /// One task for each of the cache's CPUs, if it may run there; nothing else runs on them.
     fn reserve_cpus(&mut self, cache: CacheId, row: &[TaskId]) {
         let cpus = self
             .topology
@@ -355,7 +362,6 @@ impl IntervalMachine {
             )]);
     }
 
-    /// Returns whether a probe now keeps tasks off CPUs.
     pub(super) fn has_probe_with_cpus(&self) -> bool {
         self.probes
             .iter()
@@ -490,8 +496,7 @@ impl IntervalMachine {
         }
     }
 
-    /// Returns the log entries per instruction: the misses of the first level or, if there are more, the references of
-    /// the contended cache.
+    /// Misses of the first level or, if there are more, references of the contended cache.
     fn log_entries_per_instr(&self, task: TaskId) -> f64 {
         let Some(slot) = self.slot_of(task) else {
             return 0.0;
@@ -506,7 +511,7 @@ impl IntervalMachine {
         })
     }
 
-    /// Returns the references of the first level per instruction; `None` if the profile lacks them.
+    /// References of the first level; `None` if the profile lacks them.
     fn data_accesses_per_instr(&self, slot: u32) -> Option<f64> {
         let phase = &self.engine.program_of(slot).phases[self.engine.phase_index(slot) as usize];
         let first_level = phase
@@ -521,8 +526,8 @@ impl IntervalMachine {
             .map_or(0.0, |slot| self.engine.running_instr_per_cycle(slot))
     }
 
-    /// Returns the nanoseconds in which the task makes this many log entries at its present speed, and the share of
-    /// them that interrupts take (one per entry).
+    /// Nanoseconds in which the task makes this many log entries at its present speed, and the
+    /// share of them that interrupts take (one per entry).
     fn log_pace(&self, task: TaskId, entries: f64) -> (u64, f64) {
         let interrupts_ns = self.interrupts_ns(entries);
         let instructions = entries / self.log_entries_per_instr(task).max(1e-6);
@@ -533,8 +538,8 @@ impl IntervalMachine {
         )
     }
 
-    /// Returns the time until the log is checked again. A log is checked in steps because a traced task loses lines
-    /// in the cache, which changes the rate of its entries.
+    /// A log is checked in steps because a traced task loses lines in the cache, which changes the
+    /// rate of its entries.
     fn next_log_step_ns(&self, remaining_ns: u64, entries: u32) -> u64 {
         let min_step_ns = self.interrupts_ns(f64::from(entries)) as u64 / LOG_CHECKS + 1;
         (remaining_ns / LOG_CHECKS)
@@ -542,8 +547,8 @@ impl IntervalMachine {
             .min(remaining_ns)
     }
 
-    /// Returns the time at which an incomplete log is checked again within its budget, and the share of the task's time
-    /// that its interrupts take; `None` if the log is complete.
+    /// Time at which an incomplete log is checked again within its budget, and the share of the
+    /// task's time that its interrupts take; `None` if the log is complete.
     fn remaining_log_time(
         &self,
         active_probe: &OngoingProbe,
@@ -592,8 +597,8 @@ impl IntervalMachine {
         ProbeState::Ready(Box::new(evidence))
     }
 
-    /// Returns a trace whose LRU stack distances are drawn from the curve: distance `d` has the probability that a
-    /// cache of `d` lines hits and a cache of `d - 1` lines does not.
+    /// LRU stack distances are drawn from the curve: distance `d` has the probability that a cache
+    /// of `d` lines hits and a cache of `d - 1` lines does not.
     fn draw_trace(
         &mut self,
         task: TaskId,
@@ -649,9 +654,9 @@ impl IntervalMachine {
         }
     }
 
-    /// Returns reuse times: a line is reused after the number of accesses that the program makes while its footprint
-    /// grows to the line's distance. Watch points see all data accesses; if the profile states how many of them hit
-    /// the first level, those are reused at once.
+    /// A line is reused after the number of accesses that the program makes while its footprint
+    /// grows to the line's distance. Watch points see all data accesses; if the profile states how
+    /// many of them hit the first level, those are reused at once.
     fn sample_reuses(
         &mut self,
         task: TaskId,
@@ -701,7 +706,7 @@ impl IntervalMachine {
         }
     }
 
-    /// Returns samples of accesses to shared regions that another cache answered, at the present rates.
+    /// Accesses to shared regions that another cache answered, at the present rates.
     fn draw_access_samples(
         &mut self,
         processes: &[cachemate_core::ProcessId],

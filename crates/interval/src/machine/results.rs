@@ -119,7 +119,7 @@ impl IntervalMachine {
         self.node_bytes.iter_mut().for_each(|bytes| *bytes = 0.0);
     }
 
-    /// Returns the results up to the end of the last window.
+    /// Results up to the end of the last window.
     pub fn results(&self) -> IntervalResults {
         let (hertz, line_bytes) = (self.spec.hertz as f64, self.engine.line_bytes());
         let mut job_totals: Vec<JobTotals> =
@@ -151,8 +151,8 @@ impl IntervalMachine {
         }
     }
 
-    /// Returns a task's slowdowns in the last window: runnable cycles over solo cycles, and cycles on a processor over
-    /// solo cycles. `None` if the task ran no instruction.
+    /// Runnable cycles over solo cycles, and cycles on a processor over solo cycles, in the last
+    /// window. `None` if the task ran no instruction.
     pub(super) fn slowdown_of(totals: &TaskTotals) -> Option<(f64, f64)> {
         let solo_cycles = totals.counts[SOLO_CYCLES];
         (solo_cycles > 0.0).then(|| {

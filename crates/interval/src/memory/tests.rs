@@ -315,8 +315,8 @@ fn programs_that_always_wait_keep_every_slot_busy() {
     assert!((wait / expected - 1.0).abs() < 0.15, "{wait} {expected}");
 }
 
-/// Returns the lines per cycle of tasks that each keep a number of misses in flight. A miss takes its turn at the server and
-/// then the latency; the next one follows after a random time.
+/// Lines per cycle of tasks that each keep a number of misses in flight. A miss takes its turn at
+/// the server and then the latency; the next one follows after a random time.
 fn simulate_closed_network(
     tasks: &[(u32, f64)],
     service_cycles: f64,

@@ -23,8 +23,8 @@ fn flow_with(phases: &[ProgramPhase]) -> (OccupancyModel, PhaseCurves) {
     (flow, curves)
 }
 
-/// Returns the occupancies of programs that reference their lines at random, from an exact fully associative LRU
-/// list.
+/// Lines of each program, from an exact fully associative LRU list; programs reference their lines
+/// at random.
 fn simulated_lines(lines: &[usize], weights: &[f64], capacity: usize) -> Vec<f64> {
     let total: usize = lines.iter().sum();
     let (mut stamp, mut state) = (vec![0u64; total], 88_172_645_463_325_252u64);

@@ -1,14 +1,25 @@
 //! The restore journal: the original state of everything that cachemate changes on the host.
 //!
-//! Problem: the daemon may die at any instant, by any signal, and the host must be restored exactly. Method: before the
-//! first change of an object, its original is appended to a file and synced, a whole batch at a time, once per object;
-//! the new state is recorded beside it, so that a restore can distinguish our changes from those of others. Every line
-//! carries its own checksum; a torn line is ignored, because its change was never made. If a failing disk accepted a
-//! part of a batch, the part is cut off again; if that fails, too, the next line marks the fragment before it. Any
-//! other unreadable line is damage: its content is lost, and the loss is reported. When threads have exited, their
-//! lines are dropped by rewriting the file and renaming it into place. Properties: no change without a synced original;
-//! originals only, never an intermediate state; size proportional to the live objects; a journal of another boot names
-//! no object that still exists.
+//! The daemon may die at any instant, by any signal, and the host must be restored exactly; so
+//! whatever restores it can rely on nothing that was only in memory. Before the first change of an
+//! object, its original is appended to a file and synced, a whole batch at a time, once per object;
+//! the new state is recorded beside it, so that a restore can distinguish our changes from those of
+//! others.
+//!
+//! For example, thread 4711 may use CPUs 0-7 and is moved to 0-3. The line with the original 0-7 is
+//! on the disk before the mask is set. If the daemon is killed before that, a restore finds 0-7 and
+//! changes nothing; after that, it finds 0-3, which is ours, and sets 0-7. If it finds 5, somebody
+//! else moved the thread since, and it is left alone.
+//!
+//! Every line carries its own checksum; a torn line is ignored, because its change was never made.
+//! If a failing disk accepted a part of a batch, the part is cut off again; if that fails, too, the
+//! next line marks the fragment before it. Any other unreadable line is damage: its content is
+//! lost, and the loss is reported. When threads have exited, their lines are dropped by rewriting
+//! the file and renaming it into place.
+//!
+//! There is no change without a synced original, and no line with an intermediate state. The size
+//! is proportional to the live objects, and a journal of another boot names no object that still
+//! exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};

@@ -1,12 +1,20 @@
 //! Execution of a plan's probes within the windows of the live machine.
 //!
-//! Problem: a probe has to run beside one program alone, and then without that program, on a host that is in use, and
-//! may never stop a program. Method, as for gangs: for some tenths of a second the other managed threads of that cache
-//! wait as idle tasks, while the probed thread and the probe run on one CPU each; to keep the probed thread off, it
-//! becomes an idle task as well, and a spinning thread of ours takes its CPU. One such *bracket* is off-off / on-on /
-//! off, with the cache-line ping-pong before and after it, so that drifts cancel and samples across a split are
-//! recognized. Properties: every change is journaled first; no thread is stopped, and none waits longer than a bracket;
-//! a share of the window is never exceeded; answers are raw.
+//! A probe has to run beside one program alone, and then without that program, on a host that is in
+//! use, and may never stop a program, because a stopped service misses its deadlines, and stays
+//! stopped if the daemon dies. So for some tenths of a second the other managed threads of
+//! that cache wait as idle tasks, as for gangs, while the probed thread and the probe run on one
+//! CPU each; to keep the probed thread off, it becomes an idle task as well, and a spinning thread
+//! of ours takes its CPU. One such *bracket* is off-off / on-on / off, with the cache-line
+//! ping-pong before and after it, so that drifts cancel and samples across a split are recognized.
+//!
+//! For example, the probe fills half of the cache and looks 50 ms later: 30 % of its lines are gone
+//! while the program ran, and 5 % while it did not, which is what other guests and the kernel
+//! evict. The program's intensity is about 0.25; the first figure alone would blame it for the
+//! others.
+//!
+//! Every change is journaled first; no thread is stopped, and none waits longer than a bracket; a
+//! share of the window is never exceeded; answers are raw.
 
 pub(crate) mod rows;
 

@@ -1,32 +1,46 @@
-//! A refinement of the thesis's form of RapidMRC that uses every entry of a short log and models the losses of the log.
+//! A refinement of the thesis's form of RapidMRC that uses every entry of a short log and models
+//! the losses of the log.
 //!
-//! Problem: the thesis's form has four errors of shape, which no vertical shift removes. (a) It spends part of the log
-//! on warming up and counts every later first touch as a miss at all sizes, so it needs logs of ten times the cache.
-//! (b) It counts prefetched lines as misses. (c) It accounts for lost entries only through a constant. (d) Its fully
-//! associative stack ignores that some sets overflow before the cache is full.
+//! A log is expensive and the cache is large, so the log ends long before the cache is full, and
+//! most of its entries are first touches. The thesis's form spends part of the log on warming up
+//! and counts every later first touch as a miss at all sizes, so it needs logs of ten times the
+//! cache (a). It counts prefetched lines as misses (b), accounts for lost entries only through a
+//! constant (c), and its fully associative stack ignores that some sets overflow before the cache
+//! is full (d). No vertical shift of the curve removes these errors of shape.
 //!
-//! Method, for each of them:
-//! - A first touch in the log is a *censored* observation: its distance is known only to be at least the number of
-//!   distinct lines logged before it. The product-limit estimator (Kaplan and Meier 1958) is made for such
-//!   observations. The share of accesses with a distance of `d` or more is a product over the depths below `d`; each
-//!   factor is one minus (accesses that recur at this depth / accesses known to reach this depth). No warm-up is
-//!   needed, and a cache that the log cannot fill is not a special case. Beyond the depth that enough accesses are
-//!   known to reach, the tail continues with the power of the depth that fits the last third of the known depths.
-//! - Some sets of a cache of few ways overflow before the cache is full, which the thesis's fully associative stack
-//!   lacks (d). [`SetGeometry`] models them: the bits of an address below the page size select the set in every frame,
-//!   and all other bits of the set are those of a random frame. So only lines with the same offset in their page
-//!   compete, each with the same probability. The number of them that evicts a line from w ways has a negative binomial
-//!   distribution, over which the survival is averaged (Smith 1978; Hill and Smith 1989).
-//! - A repeated value is a line that the prefetcher brought: it takes its place in the stack, but is not a miss.
-//! - A counter in addition to the log gives the true number of first-level misses. If the log has fewer, the measured
-//!   point determines three corrections in turn. The rate is scaled, up to the misses attributed to losses. Then the
-//!   distances are stretched, by no more than that. The remainder (write-through stores, and code fetches if the log
-//!   does not contain them) shifts the curve vertically, as in the thesis. Losses are at most those that the thesis
-//!   measured. A counter that shows more has also counted stores; the more of them it has counted, the less is
+//! The idea is that a first touch says something: its distance is *at least* the number of distinct
+//! lines logged before it. Such *censored* observations are what the product-limit estimator
+//! (Kaplan and Meier 1958) is made for.
+//!
+//! For example, the log `a b a c b` has the distances ≥0, ≥1, 1, ≥2 and 2. Four accesses are known
+//! to reach depth 1, of which one recurs there; two to reach depth 2, of which one recurs. So 3/4
+//! of the accesses have a distance of 2 or more and 3/4 · 1/2 = 3/8 one of 3 or more, where
+//! counting first touches as misses says 3/5 for every size from three lines on. (An access that is
+//! censored within a step counts as half at risk there, which the example leaves out.)
+//!
+//! - (a) The share of accesses with a distance of `d` or more is a product over the depths below
+//!   `d`; each factor is one minus (accesses that recur at this depth / accesses known to reach
+//!   this depth). No warm-up is needed, and a cache that the log cannot fill is not a special case.
+//!   Beyond the depth that enough accesses are known to reach, the tail continues with the power of
+//!   the depth that fits the last third of the known depths.
+//! - (d) [`SetGeometry`] models the sets: the bits of an address below the page size select the set
+//!   in every frame, and all other bits of the set are those of a random frame. So only lines with
+//!   the same offset in their page compete, each with the same probability. The number of them that
+//!   evicts a line from w ways has a negative binomial distribution, over which the survival is
+//!   averaged (Smith 1978; Hill and Smith 1989).
+//! - (b) A repeated value is a line that the prefetcher brought: it takes its place in the stack,
+//!   but is not a miss.
+//! - (c) A counter in addition to the log gives the true number of first-level misses. If the log
+//!   has fewer, the measured point determines three corrections in turn. The rate is scaled, up to
+//!   the misses attributed to losses. Then the distances are stretched, by no more than that. The
+//!   remainder (write-through stores, and code fetches if the log does not contain them) shifts the
+//!   curve vertically, as in the thesis. Losses are at most those that the thesis measured. A
+//!   counter that shows more has also counted stores; the more of them it has counted, the less is
 //!   attributed to losses.
 //!
-//! Properties: the computation is pure and linear in the log. The curve passes through the measured point, never rises
-//! and is never negative. A complete log of a cold start gives the exact curve of an LRU stack.
+//! The computation is pure and linear in the log. The curve passes through the measured point,
+//! never rises and is never negative. A complete log of a cold start gives the exact curve of an
+//! LRU stack.
 
 use super::{MissLog, NO_REUSE, correct_and_classify, log_distances};
 use crate::curve::MissRateCurve;

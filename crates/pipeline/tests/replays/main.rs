@@ -13,7 +13,7 @@ use cachemate_trace::{RunLogReader, RunLogWriter};
 
 use modeled_host::ModeledHost;
 
-/// Returns parameters with which the policy changes something for four tasks.
+/// Parameters with which the policy changes something for four tasks.
 fn policy_parameters(policy: &str) -> &'static str {
     match policy {
         "best-by-matrix" | "worst-by-matrix" => {

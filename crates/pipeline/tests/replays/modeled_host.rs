@@ -74,8 +74,7 @@ impl ModeledHost {
         task >= 2
     }
 
-    /// Returns the time of one access in nanoseconds: a victim beside a stream goes to memory (figures of the modeled
-    /// lab).
+    /// A victim beside a stream goes to memory (figures of the modeled lab).
     fn access_ns(&self, task: u32) -> f64 {
         let cache = |task: u32| self.cpu_of(task) / 2;
         let beside_stream = (2..TASKS).any(|stream| stream != task && cache(stream) == cache(task));
@@ -86,7 +85,7 @@ impl ModeledHost {
         }
     }
 
-    /// Returns noise of a few percent that varies between windows and is identical in every run.
+    /// A few percent that vary between windows and are identical in every run.
     fn noise_factor(&self, task: u32) -> f64 {
         let mixed = (self.window * 7 + u64::from(task) * 13) % 11;
         1.0 + (mixed as f64 - 5.0) / 200.0

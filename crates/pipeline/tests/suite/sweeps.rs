@@ -40,8 +40,8 @@ impl AccessSource for StreamLoads {
     }
 }
 
-/// Returns the curve of the first of two programs, which is given 2, then 4, then 6 of 16 ways; the other program has
-/// the rest.
+/// Curve of the first of two programs, which is given 2, then 4, then 6 of 16 ways; the other
+/// program has the rest.
 fn sweep_curve() -> Vec<(u64, f64)> {
     // As many counters as events, so that none is multiplexed.
     let spec = cachemate_spec::load_machine("lab-vm?counters.count=64").expect("a shipped machine");
@@ -110,9 +110,8 @@ fn sweep_curve() -> Vec<(u64, f64)> {
         .collect()
 }
 
-/// Returns the expected misses per thousand instructions with this number of ways. Each page of 4 KiB falls at random
-/// into one of 128 groups of sets, so the number of pages per group is binomial. Of these pages, as many are resident
-/// as the share has ways.
+/// Each page of 4 KiB falls at random into one of 128 groups of sets, so the number of pages per
+/// group is binomial. Of these pages, as many are resident as the share has ways.
 fn closed_form(ways: f64) -> f64 {
     let (pages, places) = (LINES as f64 / 64.0, 128.0_f64);
     let odds = 1.0 / (places - 1.0);

@@ -29,14 +29,14 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// Returns a linear axis that fits the data.
+    /// The range follows from the data.
     pub fn linear(label: &str) -> Self {
         Axis {
             label: label.to_string(),
             ..Axis::default()
         }
     }
-    /// Returns a logarithmic axis of decades that fits the data.
+    /// An axis in decades; its range follows from the data.
     pub fn log(label: &str) -> Self {
         Axis {
             label: label.to_string(),
@@ -44,7 +44,7 @@ impl Axis {
             ..Axis::default()
         }
     }
-    /// Returns a logarithmic axis of sizes in bytes, in doublings, that fits the data.
+    /// An axis in doublings of bytes; its range follows from the data.
     pub fn bytes(label: &str) -> Self {
         Axis {
             label: label.to_string(),
@@ -52,7 +52,7 @@ impl Axis {
             ..Axis::default()
         }
     }
-    /// Returns the same axis, showing the values from `low` to `high`.
+    /// Shows the values from `low` to `high` instead of fitting the data.
     pub fn with_range(mut self, low: f64, high: f64) -> Self {
         self.range = Some((low, high));
         self
@@ -112,7 +112,8 @@ impl<'a> AxisLayout<'a> {
         }
     }
 
-    /// Returns the position of a value, clamped to the axis; a value that is not a number is at its low end.
+    /// A share of the axis from 0 to 1. Values beyond an end are drawn there, and one that is not a
+    /// number at the low end.
     pub fn position(&self, value: f64) -> f64 {
         let share = match self.axis.scale {
             AxisScale::Linear => (value - self.low) / (self.high - self.low),
@@ -203,7 +204,7 @@ impl<'a> AxisLayout<'a> {
     }
 }
 
-/// Returns a range with round ends that contains the data, and also zero if that is requested.
+/// The ends are round numbers; zero lies within if `includes_zero` is set.
 fn round_range(low: f64, high: f64, includes_zero: bool) -> (f64, f64) {
     let low = if includes_zero { low.min(0.0) } else { low };
     let high = if includes_zero { high.max(0.0) } else { high };
@@ -221,7 +222,7 @@ fn round_range(low: f64, high: f64, includes_zero: bool) -> (f64, f64) {
     )
 }
 
-/// Returns the smallest number of the form 1, 2, 2.5 or 5 times a power of ten that is at least `min_step`.
+/// Smallest number of the form 1, 2, 2.5 or 5 times a power of ten that is at least `min_step`.
 fn nice_step(min_step: f64) -> f64 {
     if !(min_step.is_finite() && min_step > 0.0) {
         return 1.0;

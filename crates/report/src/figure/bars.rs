@@ -54,16 +54,16 @@ pub struct BarChart {
 }
 
 impl BarChart {
-    /// Returns the figure as a standalone file.
+    /// Standalone: it contains its own style.
     pub fn svg(&self) -> String {
         self.draw().standalone()
     }
-    /// Returns the figure for a page that contains [`super::STYLE`].
+    /// The drawing for a page that contains [`super::STYLE`].
     pub fn inline(&self) -> Drawing {
         self.draw().inline()
     }
 
-    /// Returns all values that the y axis must include.
+    /// Stacked bars count as their sum.
     fn axis_values(&self) -> Vec<f64> {
         let mut levels: Vec<f64> = self.references.iter().map(|(_, level)| *level).collect();
         for group in &self.groups {

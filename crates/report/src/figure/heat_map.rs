@@ -44,11 +44,11 @@ pub struct HeatMap {
 }
 
 impl HeatMap {
-    /// Returns the figure as a standalone file.
+    /// Standalone: it contains its own style.
     pub fn svg(&self) -> String {
         self.draw().standalone()
     }
-    /// Returns the figure for a page that contains [`super::STYLE`].
+    /// The drawing for a page that contains [`super::STYLE`].
     pub fn inline(&self) -> Drawing {
         self.draw().inline()
     }

@@ -87,7 +87,7 @@ impl Svg {
         y + 14.0
     }
 
-    /// Returns the width of the drawing.
+    /// The width in user units of the SVG.
     pub fn width(&self) -> f64 {
         self.width
     }
@@ -191,7 +191,7 @@ impl Svg {
         ));
     }
 
-    /// Returns the drawing for a page that contains [`super::STYLE`].
+    /// The drawing for a page that contains [`super::STYLE`].
     pub fn inline(self) -> Drawing {
         let Svg {
             width,
@@ -206,7 +206,7 @@ impl Svg {
         ))
     }
 
-    /// Returns the drawing as a standalone file.
+    /// A file that contains its own style.
     pub fn standalone(self) -> String {
         let Drawing(inline) = self.inline();
         // The first line is the opening tag, by construction above.
@@ -224,7 +224,7 @@ impl Svg {
 pub struct Drawing(String);
 
 impl Drawing {
-    /// Returns the SVG element.
+    /// One SVG element; its texts are escaped.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -168,7 +168,7 @@ fn series_color(paint: Paint, series: usize, text: &str) -> String {
     )
 }
 
-/// Returns the axis line, above those sizes that fit below it.
+/// The axis line, above those sizes that fit below it.
 fn size_axis(
     gutter: usize,
     columns: usize,

@@ -35,11 +35,11 @@ impl Paint {
             text.to_string()
         }
     }
-    /// Returns the text in bold if colors are enabled.
+    /// Unchanged without colors.
     pub fn style_bold(&self, text: &str) -> String {
         self.apply_sgr("1", text)
     }
-    /// Returns the text in faint if colors are enabled.
+    /// Unchanged without colors.
     pub fn style_faint(&self, text: &str) -> String {
         self.apply_sgr("2", text)
     }

@@ -33,7 +33,7 @@ fn contender_list() -> Vec<AutoContender> {
     baselines.into_iter().chain(ablation_contenders).collect()
 }
 
-/// Returns the gain of the full policy over a contender in percent, as the mean over machine seeds.
+/// The gain of the full policy over a contender in percent, as the mean over machine seeds.
 fn gain_over_percent(mix: &AutoMix, contender: usize) -> f64 {
     let gains = mix.scores_by_seed.iter().map(|scores| {
         scores[FULL_POLICY_INDEX].gain_over(&scores[contender], ScoreKind::WeightedSpeedup)
@@ -65,7 +65,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Returns the finding over all mixes, with one point per family.
+/// The finding over all mixes, with one point per family.
 fn gain_finding(
     context: &ExperimentContext<'_>,
     mixes: &[AutoMix],

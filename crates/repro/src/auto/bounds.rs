@@ -4,7 +4,7 @@ use cachemate_core::SplitMix64;
 
 const RESAMPLE_COUNT: usize = 2_000;
 
-/// Returns the lower and upper bound of the mean; for a single value, both bounds equal the value.
+/// The lower and upper bound of the mean; for a single value, both bounds equal the value.
 pub fn confidence_bounds(values: &[f64]) -> (f64, f64) {
     if values.is_empty() {
         return (f64::NAN, f64::NAN);

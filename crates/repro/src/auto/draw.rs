@@ -47,7 +47,7 @@ pub const FAMILIES: [MixFamily; 9] = [
 ];
 
 impl MixFamily {
-    /// Returns the name as shown to users and used in file names.
+    /// The name that users see and that files have.
     pub fn name(self) -> &'static str {
         match self {
             MixFamily::Sharing => "sharing",
@@ -106,8 +106,8 @@ impl MixGenerator<'_> {
         low + (high - low) * self.rng.draw_unit()
     }
 
-    /// Returns a phase with these fills per instruction, as a function of resident bytes; `exposed_share` is the share
-    /// of the memory latency for which a fill stalls.
+    /// A phase with these fills per instruction, as a function of resident bytes; `exposed_share`
+    /// is the share of the memory latency for which a fill stalls.
     fn build_phase(
         &mut self,
         fills_at: impl Fn(f64) -> f64,
@@ -146,8 +146,8 @@ impl MixGenerator<'_> {
         }
     }
 
-    /// Returns a program that reuses one or two working sets of this share of the cache, and slows down with less
-    /// space.
+    /// A program that reuses one or two working sets of this share of the cache, and slows down
+    /// with less space.
     fn draw_reuser(&mut self, share: f64) -> ProgramPhase {
         let bytes = share * self.machine.cache_bytes;
         let (fills_per_instr, hot_share) =
@@ -163,7 +163,7 @@ impl MixGenerator<'_> {
         self.build_phase(fills, overlap, base)
     }
 
-    /// Returns a program that streams and reuses nothing.
+    /// A program that streams and reuses nothing.
     fn draw_stream(&mut self) -> ProgramPhase {
         let (rate, base, overlap) = (
             self.draw_between(0.004, 0.012),
@@ -173,7 +173,7 @@ impl MixGenerator<'_> {
         self.build_phase(move |_| rate, overlap, base)
     }
 
-    /// Returns a program that hardly uses the cache.
+    /// A program that hardly uses the cache.
     fn draw_quiet_phase(&mut self) -> ProgramPhase {
         let (rate, base) = (self.draw_between(1e-5, 2e-4), self.draw_between(0.4, 1.5));
         let bytes = 0.02 * self.machine.cache_bytes;
@@ -184,7 +184,7 @@ impl MixGenerator<'_> {
         )
     }
 
-    /// Returns a process of `threads` threads that read and write one region.
+    /// A process of `threads` threads that read and write one region.
     fn draw_sharing_process(&mut self, number: u32, threads: u32) -> IntervalJob {
         let share = self.draw_between(0.05, 0.2);
         let mut phase = self.draw_reuser(share);
@@ -210,7 +210,7 @@ impl MixGenerator<'_> {
         jobs
     }
 
-    /// Returns a mix of `keepers` programs that reuse data and `streams` streams.
+    /// A mix of `keepers` programs that reuse data and `streams` streams.
     fn draw_keepers_and_streams(
         &mut self,
         keepers: usize,

@@ -13,7 +13,7 @@ use crate::{ExperimentContext, Result};
 /// Number of machine seeds: the first selects the best single mechanism, and the others score.
 const MACHINE_SEEDS: u64 = 3;
 
-/// Returns the compared policies: the default is first and `auto` last.
+/// The compared policies: the default is first and `auto` last.
 pub fn contender_list() -> [AutoContender; AUTO_INDEX + 1] {
     let mechanism_only = |title: &'static str, mechanisms: &str| {
         AutoContender::new(title, "auto", &format!("disable = [{mechanisms}]"))
@@ -63,8 +63,8 @@ pub enum ScoreKind {
 }
 
 impl ContenderScore {
-    /// Returns the gain over another contender in percent, or in points for the worst slowdown, where smaller is
-    /// better.
+    /// The gain over another contender in percent, or in points for the worst slowdown, where
+    /// smaller is better.
     pub fn gain_over(&self, other: &Self, score_kind: ScoreKind) -> f64 {
         let percent_above = |a: f64, b: f64| 100.0 * (a / b - 1.0);
         match score_kind {
@@ -89,7 +89,7 @@ pub struct AutoMix {
 }
 
 impl AutoMix {
-    /// Returns the gain of one contender over another in percent, for each machine seed that scores.
+    /// The gain of one contender over another in percent, for each machine seed that scores.
     pub fn gain_percents(&self, contender: usize, baseline: usize) -> Vec<f64> {
         self.gain_percents_in(ScoreKind::WeightedSpeedup, contender, baseline)
     }
@@ -108,7 +108,7 @@ impl AutoMix {
             .collect()
     }
 
-    /// Returns the position of the single mechanism that was best on the first machine seed.
+    /// The position of the single mechanism that was best on the first machine seed.
     pub fn best_single_mechanism(&self) -> usize {
         let weighted_speedup_of = |index: usize| self.scores_by_seed[0][index].weighted_speedup;
         (1..AUTO_INDEX)
@@ -135,8 +135,8 @@ struct SoloProgress {
 }
 
 impl SoloProgress {
-    /// Returns the speed relative to solo speed at equal work: solo time for these instructions, divided by the time
-    /// that they took.
+    /// The speed relative to solo speed at equal work: solo time for these instructions, divided by
+    /// the time that they took.
     fn speed_ratio_at_equal_work(&self, instr_per_s: f64, seconds: f64) -> f64 {
         let done_instr = instr_per_s * seconds;
         let next_point = self

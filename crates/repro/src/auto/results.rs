@@ -26,12 +26,12 @@ fn family_finding(
     Finding::new(id, title, PAPER, unit, target, &[(context.seeds[0], value)])
 }
 
-/// Returns the mean gain of `auto` over a contender, over the machine seeds that score.
+/// The mean gain of `auto` over a contender, over the machine seeds that score.
 fn mean_gain_over(mix: &AutoMix, baseline: usize) -> f64 {
     mean(mix.gain_percents(AUTO_INDEX, baseline))
 }
 
-/// Returns the lower bound of the geometric mean of gains, in percent.
+/// The lower bound of the geometric mean of gains, in percent.
 fn lower_bound(percents: &[f64]) -> f64 {
     let logs: Vec<f64> = percents
         .iter()
@@ -98,8 +98,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Returns the finding about crossed mixes. Its note has the bound of any combination: the gain over the best single
-/// mechanism if every program ran as fast as alone.
+/// The finding about crossed mixes. Its note has the bound of any combination: the gain over the
+/// best single mechanism if every program ran as fast as alone.
 fn crossed_finding(context: &ExperimentContext<'_>, gain: f64, mixes: &[&AutoMix]) -> Finding {
     let ideal_gain = |mix: &AutoMix| {
         let best = mix.best_single_mechanism();
@@ -117,7 +117,8 @@ fn crossed_finding(context: &ExperimentContext<'_>, gain: f64, mixes: &[&AutoMix
     Finding::declared("auto-3-crossed", &[(context.seeds[0], gain)]).with_note(note)
 }
 
-/// Returns the finding about the job that is worst off: by how many points it is slower than under the default.
+/// The finding about the job that is worst off: by how many points it is slower than under the
+/// default.
 fn slowdown_against_default_finding(
     context: &ExperimentContext<'_>,
     subject: &str,
@@ -133,7 +134,8 @@ fn slowdown_against_default_finding(
     family_finding(context, ("AUTO-7", "points"), subject, target, max_points)
 }
 
-/// Returns the findings of one family: against the best single mechanism in hindsight, and against the default.
+/// The findings of one family: against the best single mechanism in hindsight, and against the
+/// default.
 fn family_findings(
     context: &ExperimentContext<'_>,
     family: MixFamily,
@@ -239,7 +241,8 @@ fn baseline_findings(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Vec
         .collect()
 }
 
-/// Returns the finding about mixes that lose against the default: those whose one-sided upper bound is below -1 %.
+/// The finding about mixes that lose against the default: those whose one-sided upper bound is
+/// below -1 %.
 fn below_default_finding(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Finding {
     let is_harmed = |mix: &&AutoMix| confidence_bounds(&mix.gain_percents(AUTO_INDEX, 0)).1 < -1.0;
     let harmed_mixes: Vec<&AutoMix> = mixes.iter().filter(is_harmed).collect();
@@ -267,8 +270,8 @@ fn below_default_finding(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> 
     .with_note(note)
 }
 
-/// Returns the finding about promised speeds. A promise counts as feasible if some contender keeps it in 99 % of
-/// windows.
+/// The finding about promised speeds. A promise counts as feasible if some contender keeps it in 9
+/// 9 % of windows.
 fn floor_finding(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Finding {
     let kept_floor_share = |mix: &AutoMix, contender_index: usize| {
         let kept_shares: Vec<f64> = mix
@@ -305,7 +308,7 @@ fn family_gains(mixes: &[AutoMix], family: MixFamily, contender: usize) -> Vec<f
         .collect()
 }
 
-/// Returns the points of every contender relative to the default, by family.
+/// The points of every contender relative to the default, by family.
 fn gain_points(mixes: &[AutoMix]) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for (contender_index, contender) in contender_list().iter().enumerate().skip(1) {

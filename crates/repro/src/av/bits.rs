@@ -33,7 +33,7 @@ fn kind_of_cell(cell: usize) -> activity::ActivityKind {
 pub(super) struct Thresholds([f64; 6]);
 
 impl Thresholds {
-    /// Returns the means over all super sets of all samples.
+    /// The means over all super sets of all samples.
     pub fn mean_of<'a>(samples: impl Iterator<Item = &'a TaskActivity>) -> Self {
         let (mut sums, mut count) = ([0.0; 6], [0.0; 6]);
         for activity in samples {
@@ -54,7 +54,7 @@ impl Thresholds {
         Thresholds(self.0.map(|threshold| threshold * length_ratio))
     }
 
-    /// Returns the six vectors of one task's sample.
+    /// The six vectors of one task's sample.
     pub fn vectors_of(&self, activity: &TaskActivity) -> [IndexSet; 6] {
         // For integer counts, "more than 4.2" and "more than 4" are the same.
         vectors_above(activity, |cell| {
@@ -63,7 +63,7 @@ impl Thresholds {
     }
 }
 
-/// Returns the six vectors with thresholds relative to the task's own mean: the other reading of the paper.
+/// The six vectors with thresholds relative to the task's own mean: the other reading of the paper.
 pub(super) fn vectors_above_own_mean(activity: &TaskActivity) -> [IndexSet; 6] {
     vectors_above(activity, |_| ActivityThreshold::MeanTimes(1.0))
 }

@@ -449,7 +449,7 @@ fn gains_against(
     })
 }
 
-/// Returns the jobs per sample that did not run in the previous one, according to the plans' first gangs.
+/// The jobs per sample that did not run in the previous one, according to the plans' first gangs.
 fn mean_newcomer_count(decisions: &[Decision]) -> f64 {
     let running_tasks = |decision: &Decision| -> Vec<TaskId> {
         let first_gang = decision
@@ -585,7 +585,7 @@ fn mix_findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Fi
     findings
 }
 
-/// Returns the mixes that were run, in Table 4's order.
+/// The mixes that were run, in Table 4's order.
 fn measured_mix_indices(mixes: &[FourJobMix]) -> impl Iterator<Item = usize> + '_ {
     (0..PAPER_MIXES.len()).filter(|nth| mixes.iter().any(|mix| mix.nth == *nth))
 }

@@ -1,9 +1,15 @@
-//! AV-1 (Table 1, Figure 3): does the overlap of activity vectors predict the speed of a pair? AV-7 (Figure 1): how
-//! many of their L2 misses do the two programs cause each other?
+//! AV-1 (Table 1, Figure 3): does the overlap of activity vectors predict the speed of a pair? AV-7
+//! (Figure 1): how many of their L2 misses do the two programs cause each other?
 //!
-//! All 45 pairs of nine programs, including each with itself, on the two contexts of the simulated SMT core. For every
-//! sample, the number of bits that both vectors share is compared with the IPC of both together; a line is fitted for
-//! each pair.
+//! If two programs that are busy in the same sets slow each other down, the number of shared bits
+//! says which pairs to avoid, before they are tried. So all 45 pairs of nine programs, including
+//! each with itself, run on the two contexts of the simulated SMT core. For every sample, the
+//! number of bits that both vectors share is compared with the IPC of both together, and a line is
+//! fitted for each pair.
+//!
+//! For example, a pair whose IPC falls from 1.2 to 1.0 between samples with 4 and with 14 shared
+//! bits has a slope of -0.02 per bit. A pair whose overlap never changes counts as slope 0, because
+//! the paper's average is over all 45 tests and names such pairs.
 
 use std::collections::BTreeMap;
 
@@ -113,7 +119,7 @@ const FORMS: [(&str, SuperSets); 6] = [
     ),
 ];
 
-/// Returns the names of the entries of [`PairRun::otherwise`].
+/// The names of the entries of [`PairRun::otherwise`].
 fn other_reading_names() -> impl Iterator<Item = &'static str> {
     let thresholds = OTHER_THRESHOLDS.iter().map(|(name, _)| *name);
     thresholds.chain(FORMS[1..].iter().map(|(name, _)| *name))
@@ -295,7 +301,7 @@ fn run_pair(context: &ExperimentContext<'_>, inputs: &PairInputs<'_>) -> Result<
     })
 }
 
-/// Returns the number of bits that are set in the vectors of both tasks, by vector.
+/// The number of bits that are set in the vectors of both tasks, by vector.
 fn count_shared_bits(
     sample: &ActivitySample,
     vectors: &dyn Fn(&TaskActivity) -> [IndexSet; 6],
@@ -355,14 +361,15 @@ fn mean_lines_by_seed(
     })
 }
 
-/// Returns the mean slope of all pairs, seed by seed. An overlap that never changed counts as slope 0: the paper's
-/// pairs "with weak negative or zero correlation" are in the average "over all 45 tests" (AV 2.3).
+/// The mean slope of all pairs, seed by seed. An overlap that never changed counts as slope 0: the
+/// paper's pairs "with weak negative or zero correlation" are in the average "over all 45 tests"
+/// (AV 2.3).
 fn mean_slopes_by_seed(pairs: &PairRuns, cell: usize) -> Vec<f64> {
     let slope = |pair: &PairRun| pair.cells[cell].1.map_or(0.0, |line| line.slope);
     values_by_seed(pairs, |pairs| mean(pairs.iter().map(|pair| slope(pair))))
 }
 
-/// Returns the line of IPC over shared bits through the means of the pairs, seed by seed.
+/// The line of IPC over shared bits through the means of the pairs, seed by seed.
 fn fit_pair_means_by_seed(
     pairs: &PairRuns,
     metric: impl Fn(&PairRun) -> f64,
@@ -377,7 +384,7 @@ fn fit_pair_means_by_seed(
     })
 }
 
-/// Returns the ratio of the L2 miss slope to the steepest of the others, seed by seed.
+/// The ratio of the L2 miss slope to the steepest of the others, seed by seed.
 fn steepness_ratios_by_seed(slopes: &[Vec<f64>]) -> Vec<f64> {
     let ratio_of_seed = |seed: usize| {
         let other_slopes = slopes
@@ -393,8 +400,9 @@ fn steepness_ratios_by_seed(slopes: &[Vec<f64>]) -> Vec<f64> {
     (0..slopes[L2_MISS_CELL].len()).map(ratio_of_seed).collect()
 }
 
-/// Returns how much further IPC falls per shared L2 miss bit than per bit of any other vector, seed by seed: "a large
-/// negative slope is desirable" (AV 2.3), so that a rise, however steep, is no rival.
+/// How much further IPC falls per shared L2 miss bit than per bit of any other vector, seed by
+/// seed: "a large negative slope is desirable" (AV 2.3), so that a rise, however steep, is no
+/// rival.
 fn excess_slopes_by_seed(slopes: &[Vec<f64>]) -> Vec<f64> {
     let ratio_of_seed = |seed: usize| {
         let other_slopes = slopes
@@ -483,7 +491,8 @@ fn describe_fit(context: &ExperimentContext<'_>, pairs: &PairRuns) -> String {
     )
 }
 
-/// Returns the variation of the overlap within a pair and between pairs, per level: the possible source of a slope.
+/// The variation of the overlap within a pair and between pairs, per level: the possible source of
+/// a slope.
 fn describe_steepness(
     context: &ExperimentContext<'_>,
     pairs: &PairRuns,

@@ -220,7 +220,7 @@ fn activity_finding(context: &ExperimentContext<'_>, runs: &SoloSamples) -> Find
     )
 }
 
-/// Returns the percent of all accesses in the busiest quarter of the super sets, averaged over samples.
+/// The percent of all accesses in the busiest quarter of the super sets, averaged over samples.
 fn mean_concentration<'a>(samples: impl Iterator<Item = &'a Vec<SuperSetCount>>) -> Option<f64> {
     let share = |sample: &Vec<SuperSetCount>| {
         let mut counts: Vec<u64> = sample.iter().map(|super_set| super_set.accesses).collect();

@@ -428,7 +428,7 @@ fn opportunity_findings(runs: &XeonRuns) -> Vec<Finding> {
     ]
 }
 
-/// Returns the change of each job's finish time in percent, ascending.
+/// The change of each job's finish time in percent, ascending.
 fn finish_delays_percent(changed_run: &WorkloadRun, baseline: &WorkloadRun) -> Vec<f64> {
     let mut delays: Vec<f64> = changed_run
         .ends
@@ -508,7 +508,7 @@ fn finish_times(runs: &XeonRuns, lag_bounds: &[&str]) -> Vec<Finding> {
     ]
 }
 
-/// Returns the late finish times and IPC gains under other bounds, over all workloads and seeds.
+/// The late finish times and IPC gains under other bounds, over all workloads and seeds.
 fn other_bound_points(runs: &XeonRuns, lag_bounds: &[&str]) -> Vec<DataPoint> {
     let bound_points = |(bound_index, bound): (usize, &&str)| {
         let mean_over_runs = |metric: &dyn Fn(&XeonRun, &WorkloadRun) -> f64| {

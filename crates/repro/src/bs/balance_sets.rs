@@ -117,7 +117,7 @@ fn paper_policy() -> NiagaraPolicy {
     NiagaraPolicy::BalanceSet(format!("{BALANCE_SET_PARAMETERS}rotation = \"uniform\"\n"))
 }
 
-/// Returns the findings of BS-3 and BS-4 for one form.
+/// The findings of BS-3 and BS-4 for one form.
 fn throughput_and_misses(form: &str, sweep: SizeSweep<'_>) -> [Finding; 2] {
     let series = [
         "throughput gain %",
@@ -163,7 +163,7 @@ fn throughput_and_misses(form: &str, sweep: SizeSweep<'_>) -> [Finding; 2] {
     [sweep.with_gain_parts(bs_3).with_figure(chart), bs_4]
 }
 
-/// Returns the findings of BS-6: against the default on twice the cache.
+/// The findings of BS-6: against the default on twice the cache.
 fn doubled_cache_finding(
     context: &ExperimentContext<'_>,
     sizes: &[u64],

@@ -95,7 +95,6 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         .collect())
 }
 
-/// Returns the ratios of all groups on one machine.
 fn measure_machine(
     context: &ExperimentContext<'_>,
     &(case, seed): &(ModelCase, u64),
@@ -499,7 +498,7 @@ fn reuse_times_by_task(
     profiler.profiles().iter().map(reuse_times_of).collect()
 }
 
-/// Returns a scatter plot of expected against measured values.
+/// A scatter plot of expected against measured values.
 fn ratio_figure(name: &str, title: &str, series: Vec<(String, Vec<(f64, f64)>)>) -> ResultFigure {
     let to_series = |(name, points): (String, Vec<(f64, f64)>)| Series {
         name,

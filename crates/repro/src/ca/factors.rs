@@ -12,7 +12,7 @@ use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, mean};
 /// CA 3: programs that lose at least this are shown.
 const MIN_SHOWN_LOSS_PERCENT: f64 = 45.0;
 
-/// Returns the interfering program: milc, or sphinx beside milc itself.
+/// The interfering program: milc, or sphinx beside milc itself.
 fn interfering_program(program: &str) -> &'static str {
     if program == "milc" { "sphinx" } else { "milc" }
 }
@@ -26,7 +26,6 @@ const BANDWIDTH_SHARES: [(&str, f64); 3] = [
     ("half of the bandwidth", 0.5),
 ];
 
-/// Returns the machine with this fraction of its bandwidth.
 fn machine_with_bandwidth_share(memory: &MemorySpec, share: f64) -> String {
     let bus = memory
         .package_bus_bytes_per_cycle
@@ -47,8 +46,8 @@ fn run_lengths(context: &ExperimentContext<'_>) -> (u64, u64) {
     )
 }
 
-/// Returns the slowdown on one cache with less bandwidth behind it, with the first seed, which shows the limiting
-/// resource.
+/// The slowdown on one cache with less bandwidth behind it, with the first seed, which shows the
+/// limiting resource.
 fn sweep_bandwidth(
     context: &ExperimentContext<'_>,
     memory: &MemorySpec,
@@ -96,8 +95,8 @@ fn sweep_bandwidth(
     Ok(points)
 }
 
-/// Returns the demand traffic in bytes per cycle of each program and the interfering one, on one cache without
-/// prefetching, first seed.
+/// The demand traffic in bytes per cycle of each program and the interfering one, on one cache
+/// without prefetching, first seed.
 fn demand_traffic(context: &ExperimentContext<'_>, names: &[&str]) -> Result<Vec<f64>> {
     let (seed, (warm_up, measured_cycles)) = (context.seeds[0], run_lengths(context));
     let bench = CoRunBench::load(MACHINE, seed, warm_up, measured_cycles)?;
@@ -197,7 +196,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     ])
 }
 
-/// Returns the slowdown of every program and its parts, over seeds.
+/// The slowdown of every program and its parts, over seeds.
 fn part_points(names: &[&str], decompositions: &[Vec<Decomposition>]) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for (program, name) in names.iter().enumerate() {

@@ -61,8 +61,8 @@ pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
     ("CA-8", run_to_run::findings),
 ];
 
-/// Returns the programs of a run: all ten, or six in a quick run. Four would not suffice, because they form only one
-/// workload of four.
+/// The programs of a run: all ten, or six in a quick run. Four would not suffice, because they form
+/// only one workload of four.
 fn program_names(context: &ExperimentContext<'_>) -> &'static [&'static str] {
     context.pick_by_length(&TEN_PROGRAMS[..4], &TEN_PROGRAMS[..6], &TEN_PROGRAMS)
 }

@@ -1,7 +1,14 @@
-//! CA-6, CA-7: the policies online, against all possible schedules and against the default scheduler.
+//! CA-6, CA-7: the policies online, against all possible schedules and against the default
+//! scheduler.
 //!
-//! The default scheduler places by order of arrival and, with one CPU-bound program per core, never moves a program. So
-//! only the order of arrival varies from run to run (CA 2.1: "thread spawning order"); it is drawn from the seed.
+//! A policy's gain over the default scheduler depends on how bad the default's placement happened
+//! to be, so one run of each says little. The default scheduler places by order of arrival and,
+//! with one CPU-bound program per core, never moves a program. So only the order of arrival varies
+//! from run to run (CA 2.1: "thread spawning order"); it is drawn from the seed.
+//!
+//! For example, four programs on two caches of two cores have three schedules, all of which are run
+//! for CA-6. The best of them is therefore a measurement, and a policy that gains 9 % where the
+//! best gains 10 has 90 % of what placement can give.
 
 use std::collections::BTreeMap;
 
@@ -113,9 +120,10 @@ impl Testbed {
         })
     }
 
-    /// Returns the cycles per instruction of every job relative to running alone, in the jobs' order. Where memory has
-    /// several nodes, the programs restart on the caches that the policy chose, because the paper's experiment lasts three
-    /// executions of the longest program (CA 5.1), and only a restarted program allocates its memory where it was bound.
+    /// The cycles per instruction of every job relative to running alone, in the jobs' order. Where
+    /// memory has several nodes, the programs restart on the caches that the policy chose, because
+    /// the paper's experiment lasts three executions of the longest program (CA 5.1), and only a
+    /// restarted program allocates its memory where it was bound.
     pub(super) fn measure_slowdowns(
         &self,
         source: PlacementSource,
@@ -273,8 +281,8 @@ impl Testbed {
     }
 }
 
-/// Returns the jobs' numbers in an order of arrival in which the default scheduler puts each job on the cache that a
-/// policy chose. `default_caches` are those of the first, second, ... arrival.
+/// The jobs' numbers in an order of arrival in which the default scheduler puts each job on the
+/// cache that a policy chose. `default_caches` are those of the first, second, ... arrival.
 fn restart_order(default_caches: &[Option<usize>], chosen_caches: &[Option<usize>]) -> Vec<usize> {
     let mut waiting_jobs: Vec<usize> = (0..chosen_caches.len()).collect();
     let next_job_on = |cache: &Option<usize>| {
@@ -291,7 +299,7 @@ fn reorder(jobs: &[WorkloadJob], order: &[usize]) -> Vec<WorkloadJob> {
     order.iter().map(|&job| jobs[job].clone()).collect()
 }
 
-/// Returns the number of the cache on which a task ran longest.
+/// The number of the cache on which a task ran longest.
 fn main_cache(task: &TaskResults, caches: &[Vec<CpuId>]) -> Option<usize> {
     let cycles_on = |cpus: &[CpuId]| -> u64 {
         task.on_cpu_cycles
@@ -325,7 +333,7 @@ fn describe_co_runners(
         .join(", ")
 }
 
-/// Returns the programs of a workload, `copies` of each, with different inputs.
+/// The programs of a workload, `copies` of each, with different inputs.
 pub(super) fn workload_jobs(workload: usize, copies: u64, input_seed: u64) -> Vec<WorkloadJob> {
     let copy_of = |copy: u64, name: &&str| WorkloadJob {
         name: format!("{name}-{copy}"),
@@ -347,7 +355,7 @@ pub(super) fn shuffle_arrivals(jobs: &[WorkloadJob], seed: u64) -> Vec<WorkloadJ
     jobs
 }
 
-/// Returns the pairwise slowdowns of the jobs, in the order of the jobs.
+/// The pairwise slowdowns of the jobs, in the order of the jobs.
 fn pair_costs_by_job(matrix: &CoRunMatrix, workload: usize, jobs: &[WorkloadJob]) -> Vec<Vec<f64>> {
     let position_in_workload = |job: &WorkloadJob| {
         PAPER_WORKLOADS[workload]
@@ -370,8 +378,8 @@ pub(super) fn workload_name(workload: usize) -> String {
     format!("workload {}", workload + 1)
 }
 
-/// Returns the findings of CA-6: four programs on two caches. The optimum is the best of the three schedules, all of
-/// which are run.
+/// The findings of CA-6: four programs on two caches. The optimum is the best of the three
+/// schedules, all of which are run.
 pub(super) fn four_core_results(
     context: &ExperimentContext<'_>,
 ) -> Result<Vec<Finding>, ReproError> {
@@ -649,8 +657,9 @@ pub(super) const QUICK_ORDERS: u64 = 12;
 const QUICK_ORDERS_PER_WORKLOAD: u64 = 2;
 pub(super) const EIGHT_CORES: [&str; 2] = ["xeon-x5365", "opteron-2350"];
 
-/// Returns the findings of CA-7: each workload doubled, on both machines (CA 5.1 and Figures 8 and 9: "for the
-/// eight-core experiments we created eight-thread workloads by doubling the corresponding four-thread workloads").
+/// The findings of CA-7: each workload doubled, on both machines (CA 5.1 and Figures 8 and 9: "for
+/// the eight-core experiments we created eight-thread workloads by doubling the corresponding
+/// four-thread workloads").
 pub(super) fn eight_core_results(
     context: &ExperimentContext<'_>,
 ) -> Result<Vec<Finding>, ReproError> {
@@ -841,8 +850,8 @@ fn eight_core_findings(
     ]
 }
 
-/// Returns a gain as a share of the optimal's, in percent. A share of a loss means nothing; then a policy that loses no
-/// more counts as 100 %, as in RM-4.
+/// A gain as a share of the optimal's, in percent. A share of a loss means nothing; then a policy
+/// that loses no more counts as 100 %, as in RM-4.
 fn percent_of_optimal_gain(gain: f64, optimal: f64) -> f64 {
     if optimal > 0.0 {
         100.0 * gain / optimal

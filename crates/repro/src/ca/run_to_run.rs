@@ -9,7 +9,7 @@ use super::online::{
 };
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
 
-/// Returns the findings of CA-8: the same programs with the same inputs, arriving in different orders.
+/// The findings of CA-8: the same programs with the same inputs, arriving in different orders.
 pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seeds = arrival_seeds(context, QUICK_ORDERS, 20.max(context.seeds.len() as u64));
     let orders = seeds.len();

@@ -88,7 +88,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
 
 const LITERAL_LABEL: &str = "casc as the paper has it";
 
-/// Returns the findings of CASC-1 and CASC-2 for one form.
+/// The findings of CASC-1 and CASC-2 for one form.
 fn misses_and_throughput(form: &str, sweep: SizeSweep<'_>, gain_bound_text: &str) -> [Finding; 2] {
     let draw_chart = |name: &str, title: &str, y: &str, parts: &[&str]| {
         let series: Vec<String> = parts.iter().map(|part| format!("{form}: {part}")).collect();
@@ -140,7 +140,8 @@ fn misses_and_throughput(form: &str, sweep: SizeSweep<'_>, gain_bound_text: &str
     [casc_1, casc_2]
 }
 
-/// Returns the points of CASC-1 and -2 for several memory latencies (the paper does not state one), at 192 KB.
+/// The points of CASC-1 and -2 for several memory latencies (the paper does not state one), at 192
+/// KB.
 fn latency_points(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>> {
     let first_seed = ExperimentContext {
         seeds: vec![context.seeds[0]],
@@ -164,7 +165,7 @@ fn latency_points(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>> {
     ))
 }
 
-/// Returns the findings of CASC-3: hit rate compared with that of the default on a cache of twice the size.
+/// The findings of CASC-3: hit rate compared with that of the default on a cache of twice the size.
 fn twice_cache_finding(
     context: &ExperimentContext<'_>,
     sizes: &[u64],
@@ -204,7 +205,7 @@ fn twice_cache_finding(
     .with_time_scale(TIME_SCALE as f64))
 }
 
-/// Returns every size, with the spread of run times limited to that of the default scheduler.
+/// Every size, with the spread of run times limited to that of the default scheduler.
 fn cells_with_default_spread(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<Cells> {
     context.run_unstored_cases(sizes, |l2_kb, seed| {
         context.report_progress(&format!(
@@ -219,7 +220,7 @@ fn cells_with_default_spread(context: &ExperimentContext<'_>, sizes: &[u64]) -> 
     })
 }
 
-/// Returns the findings of CASC-6: the spread of run times, and gain against fairness.
+/// The findings of CASC-6: the spread of run times, and gain against fairness.
 fn fairness_findings(
     context: &ExperimentContext<'_>,
     sizes: &[u64],

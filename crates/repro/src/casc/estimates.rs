@@ -211,7 +211,7 @@ fn same_side_count(estimates: &[f64], true_values: &[f64]) -> u32 {
         .count() as u32
 }
 
-/// Returns the pCMRs computed from the rows alone.
+/// The pCMRs computed from the rows alone.
 fn measured_ratios(
     records: &[WindowRecord],
     uses_own_counts: bool,

@@ -26,7 +26,7 @@ const PROGRAM_COUNT: usize = 12;
 const SPACIOUS_L2_KB: u64 = 48 << 10;
 const AMPLE_BYTES_PER_CYCLE: f64 = 16.0;
 
-/// Returns the twelve programs on the four processors.
+/// The twelve programs on the four processors.
 fn processors_workload(context: &ExperimentContext<'_>, seed: u64) -> Result<Workload> {
     let jobs = SPEC_2000_PROGRAMS[..PROGRAM_COUNT]
         .iter()

@@ -27,7 +27,7 @@ impl ColorCurve {
             .map(|row| row[index])
             .collect()
     }
-    /// Returns the numbers of colors with which it runs slower than with fewer, beyond noise.
+    /// The numbers of colors with which it runs slower than with fewer, beyond noise.
     fn color_rises(&self) -> Vec<(u32, f64)> {
         let rise_at = |index: usize| {
             let (times_with_fewer, times_with_more) = (

@@ -77,7 +77,7 @@ const CACHE_MODES: [(&str, CacheMode); 5] = [
 /// Indices of a pair and of a cache mode.
 type PairAndMode = (usize, usize);
 
-/// Returns the slowdowns of both programs relative to running alone, in percent.
+/// The slowdowns of both programs relative to running alone, in percent.
 fn measure_slowdowns(
     pair: ProgramPair,
     solo_work: [SoloWork; 2],

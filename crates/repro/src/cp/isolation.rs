@@ -13,7 +13,6 @@ pub(super) fn to_percent(share: f64) -> f64 {
     100.0 * share
 }
 
-/// Returns the colors of both programs.
 pub(super) fn split_name(first_colors: u32) -> String {
     format!("{first_colors}:{}", COLORS - first_colors)
 }
@@ -22,7 +21,6 @@ pub(super) fn pair_name(pair: ProgramPair) -> String {
     format!("{}+{}", pair.0, pair.1)
 }
 
-/// Returns one value per seed of a pair.
 fn values_of<V>(
     pairs_by_seed: &[Vec<MeasuredPair>],
     index: usize,
@@ -34,7 +32,7 @@ fn values_of<V>(
         .collect()
 }
 
-/// Returns the gain of one program of a pair at one split, for each seed.
+/// The gain of one program of a pair at one split, for each seed.
 fn split_gains(
     pairs_by_seed: &[Vec<MeasuredPair>],
     index: usize,
@@ -277,7 +275,8 @@ pub(super) fn recovery_finding(
         .with_figure(figure)
 }
 
-/// Returns the finding whether the forecasts "leave it shared" and "divide it" are right when they are made.
+/// The finding whether the forecasts "leave it shared" and "divide it" are right when they are
+/// made.
 pub(super) fn forecast_finding(
     context: &ExperimentContext<'_>,
     pairs_by_seed: &[Vec<MeasuredPair>],

@@ -43,7 +43,7 @@ impl SizedMix {
     fn gain_percent(&self) -> f64 {
         100.0 * (self.online / self.shared - 1.0)
     }
-    /// Returns the distance to the best known result: sizes from each program's solo curve, or sharing.
+    /// The distance to the best known result: sizes from each program's solo curve, or sharing.
     fn percent_short_of_best(&self) -> f64 {
         100.0 * (1.0 - self.online / self.offline.max(self.shared))
     }
@@ -66,7 +66,7 @@ pub(crate) fn draw_programs(generator: &mut SplitMix64, count: usize) -> Vec<usi
     drawn_programs
 }
 
-/// Returns the best partition of all colors for weighted speed-up, as contiguous index lists.
+/// The best partition of all colors for weighted speed-up, as contiguous index lists.
 fn best_color_shares(solo_curves: &[&ColorCurves]) -> Vec<String> {
     let claim_of_curves = |solo_curves: &&ColorCurves| {
         let whole_cycles = solo_curves.demand_curve.whole_cache_cycles();

@@ -70,8 +70,8 @@ pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
     ("GOALS", goals::run),
 ];
 
-/// Returns a workload of programs on the chip. More `cores` than the thesis's two are for more programs on the same
-/// cache.
+/// A workload of programs on the chip. More `cores` than the thesis's two are for more programs on
+/// the same cache.
 pub(crate) fn chip_workload(
     jobs: Vec<WorkloadJob>,
     cores: u32,
@@ -97,7 +97,7 @@ pub(crate) fn chip_workload(
     Ok(workload)
 }
 
-/// Returns the thesis's SPECjbb2000: one warehouse, one client (4.5).
+/// The thesis's SPECjbb2000: one warehouse, one client (4.5).
 pub(crate) fn thesis_job(name: &str, seed: u64) -> WorkloadJob {
     let mut job = WorkloadJob::new(name, seed);
     if name == "warehouses" {
@@ -110,7 +110,7 @@ pub(crate) fn thesis_job(name: &str, seed: u64) -> WorkloadJob {
 /// Time between two decisions of a policy with a fixed plan.
 const FIXED_PLAN_WINDOW_CYCLES: u64 = 50_000;
 
-/// Returns a policy that assigns these colors to the programs, in order, from the start.
+/// A policy that assigns these colors to the programs, in order, from the start.
 pub(crate) fn fixed_plan_policy(workload: &Workload, shares: &[String]) -> Result<FixedPlan> {
     let topology = workload.machine.topology();
     let shared_cache = topology

@@ -1,5 +1,13 @@
-//! Measures pairs of programs at splits of the cache, sharing the cache, and alone: the data for CP-2 to CP-4 and
-//! RM-4. All runs time every program over the same work ([`crate::work`]).
+//! Measures pairs of programs at splits of the cache, sharing the cache, and alone: the data for
+//! CP-2 to CP-4 and RM-4.
+//!
+//! The splits of one pair are compared with each other, so they must differ in nothing else. All
+//! runs therefore time every program over the same work ([`crate::work`]): over the same time, a
+//! split that makes a program faster would also show it in a later phase.
+//!
+//! For example, twolf executes 20 million instructions alone in 30 million cycles. In each split
+//! its clock stops after these 20 million, while the other program runs on, because a program whose
+//! neighbor has ended has the cache to itself.
 
 use std::collections::BTreeSet;
 
@@ -55,7 +63,7 @@ impl MeasuredPair {
     pub fn gain_sum(&self, rates: &[f64; 2]) -> f64 {
         self.relative_gains(rates).iter().sum()
     }
-    /// Returns the sum of speeds relative to solo speed.
+    /// The sum of speeds relative to solo speed.
     pub fn weighted_speedup(&self, rates: &[f64; 2]) -> f64 {
         rates[0] / self.solo_rates[0] + rates[1] / self.solo_rates[1]
     }
@@ -72,7 +80,7 @@ impl MeasuredPair {
             .find(|(split, _)| *split == first_colors)
             .map(|(_, rates)| *rates)
     }
-    /// Returns the split with the largest sum of gains.
+    /// The split with the largest sum of gains.
     pub fn best_split(&self) -> &(u32, [f64; 2]) {
         let best_split = self
             .rates_by_split
@@ -80,8 +88,8 @@ impl MeasuredPair {
             .max_by(|a, b| self.gain_sum(&a.1).total_cmp(&self.gain_sum(&b.1)));
         best_split.expect("every pair is measured at one split at least")
     }
-    /// Returns the slowdown from sharing, and the share of it that the best split recovers, for the programs that were
-    /// slowed.
+    /// The slowdown from sharing, and the share of it that the best split recovers, for the
+    /// programs that were slowed.
     pub fn recovered_shares(&self) -> Vec<(&'static str, f64, f64)> {
         let best_rates = self.best_split().1;
         let names = [self.pair.0, self.pair.1];
@@ -115,7 +123,7 @@ pub(crate) fn pair_inputs(pair: ProgramPair, seed: u64) -> [ProgramInput; 2] {
     [(pair.0, seed), (pair.1, seed + 1_000)]
 }
 
-/// Returns the solo runs of the programs, and the work over which all runs time them.
+/// The solo runs of the programs, and the work over which all runs time them.
 pub(crate) fn measure_solos(
     context: &ExperimentContext<'_>,
     programs: &[ProgramInput],
@@ -265,7 +273,7 @@ pub(crate) struct ColorCurves {
     pub stalls_per_kilo_instr: Vec<f64>,
 }
 
-/// Returns the rates of each program alone, measured with each number of colors.
+/// The rates of each program alone, measured with each number of colors.
 pub(crate) fn measure_color_curves(
     context: &ExperimentContext<'_>,
     programs: &[(ProgramInput, SoloWork)],
@@ -297,7 +305,7 @@ pub(crate) fn measure_color_curves(
         .collect())
 }
 
-/// Returns the values for every number of colors, interpolated linearly between the measured ones.
+/// The values for every number of colors, interpolated linearly between the measured ones.
 fn interpolate_curves(colors: &[u32], color_metrics: &[[f64; 3]]) -> ColorCurves {
     let value_at_colors = |color_count: u32, metric: usize| {
         let upper_index = colors
@@ -336,9 +344,10 @@ pub(super) struct PairForecast {
 }
 
 impl PairForecast {
-    /// Returns an operator's choice for weighted speed-up: colors of the first program; `None` to leave the cache
-    /// shared, because dividing it is expected to gain less than 1 %. Sharing is the present state, so its value (the
-    /// sum of speeds relative to running alone) is measured in a run of the pair and not forecast.
+    /// An operator's choice for weighted speed-up: colors of the first program; `None` to leave the
+    /// cache shared, because dividing it is expected to gain less than 1 %. Sharing is the present
+    /// state, so its value (the sum of speeds relative to running alone) is measured in a run of
+    /// the pair and not forecast.
     pub fn choose_split(&self, weighted_speedup_shared: f64) -> Option<u32> {
         let best_split_speedup: f64 = self.best_split_speeds.iter().sum();
         (best_split_speedup / weighted_speedup_shared - 1.0 >= 0.01)

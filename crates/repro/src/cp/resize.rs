@@ -240,7 +240,7 @@ fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> F
 
 const MIGRATION_MODES: [&str; 4] = ["all", "hot-first", "lazy", "never"];
 
-/// Returns the throughput lost for each method of moving pages.
+/// The throughput lost for each method of moving pages.
 fn measure_migration_modes(_: &ExperimentContext<'_>, inputs: &SwapInputs) -> Result<Vec<f64>> {
     let workload = warehouse_workload(inputs)?;
     let interval_cycles = inputs.interval_cycles;

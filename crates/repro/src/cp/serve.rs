@@ -69,7 +69,8 @@ fn server_workload(seed: u64, lengths: ServiceLengths) -> Result<Workload> {
     Ok(workload)
 }
 
-/// Returns the machine whose last clients arrive at a cycle: at once if it is 0, and never if it lies beyond the end.
+/// The machine whose last clients arrive at a cycle: at once if it is 0, and never if it lies
+/// beyond the end.
 fn build_machine(workload: &Workload, late_arrival_cycle: u64) -> Result<SimMachine> {
     let job = workload.jobs[0].clone();
     let late_arrival_ns = late_arrival_cycle * 1_000 / (workload.machine.hertz / 1_000_000);
@@ -159,7 +160,7 @@ fn first_window() -> WindowLength {
     }
 }
 
-/// Returns the work per second of each client with a static share, after the warm-up.
+/// The work per second of each client with a static share, after the warm-up.
 fn measure_static_rate(
     seed: u64,
     lengths: ServiceLengths,
@@ -260,8 +261,8 @@ impl ServiceRun {
             .map(|window| window.rate_per_s < self.level)
             .collect()
     }
-    /// Returns the windows that miss the level, except those that detected the miss (the share grew right after) and
-    /// those in which pages were still being copied.
+    /// The windows that miss the level, except those that detected the miss (the share grew right
+    /// after) and those in which pages were still being copied.
     pub fn unexcused_count(&self) -> usize {
         let miss_flags = self.miss_flags(&self.managed);
         let is_excused = |window_index: usize| {
@@ -275,7 +276,7 @@ impl ServiceRun {
             .filter(|&index| miss_flags[index] && !is_excused(index))
             .count()
     }
-    /// Returns the mean rate with four clients relative to the level, minus one, in percent.
+    /// The mean rate with four clients relative to the level, minus one, in percent.
     pub fn level_deviation_percent(&self, windows: &[ServiceWindow]) -> f64 {
         let rates_with_all_clients = windows
             .iter()

@@ -230,7 +230,7 @@ impl WaitMonitor {
     }
 }
 
-/// Returns the resident memory of this process; `None` on a host without `/proc`.
+/// The resident memory of this process; `None` on a host without `/proc`.
 pub(super) fn resident_bytes() -> Option<f64> {
     let text =
         cachemate_files::read_text_limited(std::path::Path::new("/proc/self/statm"), 4096).ok()?;
@@ -292,7 +292,7 @@ fn draw_jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
     (0..10).map(&mut job).collect()
 }
 
-/// Returns the phase that [`PhasedProgram::steady_program`] takes, if its phases are replaced at once.
+/// The phase that [`PhasedProgram::steady_program`] takes, if its phases are replaced at once.
 fn stream_phase(line_bytes: f64, cache_lines: f64) -> cachemate_interval::ProgramPhase {
     closed_form::stream_phase(line_bytes, cache_lines, 0.01)
 }

@@ -47,15 +47,16 @@ struct DayRun {
 }
 
 impl DayRun {
-    /// Returns the processor time of a window in the last part relative to the second; `None` if the host does not report
-    /// it.
+    /// The processor time of a window in the last part relative to the second; `None` if the host
+    /// does not report it.
     fn time_ratio(&self) -> Option<f64> {
         let seconds_per_window = |part: &(f64, u64, Option<f64>)| part.0 / part.1.max(1) as f64;
         let (second, last) = (self.parts.get(1)?, self.parts.last()?);
         (second.0 > 0.0).then(|| seconds_per_window(last) / seconds_per_window(second))
     }
 
-    /// Returns the growth of resident memory from the first part's end to the day's; `None` if the host does not report it.
+    /// The growth of resident memory from the first part's end to the day's; `None` if the host
+    /// does not report it.
     fn grown_bytes(&self) -> Option<f64> {
         Some(self.parts.last()?.2? - self.parts.first()?.2?)
     }
@@ -105,7 +106,6 @@ impl ChangeCounts {
     }
 }
 
-/// Returns what a plan says about one process.
 fn describe_part(plan: &Plan, process: ProcessId, tasks: &[TaskId]) -> String {
     let cpus: Vec<_> = tasks.iter().map(|task| plan.affinity.get(task)).collect();
     let has_own_task =
@@ -127,7 +127,6 @@ fn describe_part(plan: &Plan, process: ProcessId, tasks: &[TaskId]) -> String {
     format!("{cpus:?} {gangs:?} {units:?}")
 }
 
-/// Runs `auto` for `length_ns`.
 fn run_day(
     spec: &MachineSpec,
     jobs: Vec<IntervalJob>,

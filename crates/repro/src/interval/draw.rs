@@ -1,4 +1,14 @@
 //! Draws co-runs from the seed, and measures them on the cycle-level machine.
+//!
+//! A model is easily right about the co-runs that its author had in mind, so those on which it is
+//! judged are drawn, from a pool of sixteen programs that were chosen by their nature and not by
+//! any co-run. But most pairs hardly slow each other down, and a model that predicts nothing would
+//! be nearly right about them; so half of the co-runs that are measured have losses of 10 % or
+//! more.
+//!
+//! For example, for each machine the seed draws pairs and groups of four on one cache, four
+//! programs on two caches in all three pairings, and pairs with the cache divided in four ways. The
+//! last two are plans, which are judged by how well the model ranks them.
 
 use cachemate_core::SplitMix64;
 use cachemate_core::{
@@ -57,8 +67,9 @@ pub const POOL: [&str; 16] = [
     "namd",
 ];
 
-/// Returns the machines of the draw. The smaller ones are whole; of the largest one, a complex with a quarter of its
-/// cache is used, because these programs cannot fill the whole cache within a feasible length of simulation.
+/// The machines of the draw. The smaller ones are whole; of the largest one, a complex with a
+/// quarter of its cache is used, because these programs cannot fill the whole cache within a
+/// feasible length of simulation.
 pub(super) fn setups(context: &ExperimentContext<'_>) -> Vec<MachineSetup> {
     let (warm_up_cycles, measured_cycles) = context.pick_by_length(
         (1_000_000, 1_000_000),
@@ -328,7 +339,6 @@ fn place_on_one_cache(programs: &[usize], machine: &MachineSpec) -> Vec<(usize, 
         .collect()
 }
 
-/// Returns all pairs, in the order of the draw.
 fn draw_pairs(
     generator: &mut SplitMix64,
     setup: &MachineSetup,
@@ -414,7 +424,7 @@ fn draw_larger_runs(
     runs
 }
 
-/// Returns a plan with each task's ways of the first contended cache, from the lowest on, and its CPU.
+/// A plan with each task's ways of the first contended cache, from the lowest on, and its CPU.
 fn ways_plan(machine: &MachineSpec, run: &CoRun) -> Plan {
     let cache = machine
         .topology()

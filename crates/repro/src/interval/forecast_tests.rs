@@ -41,7 +41,7 @@ impl RecordingFilter {
         }
     }
 
-    /// Returns the access with the dependence that its record states; `None` if it hits the filter.
+    /// The access with the dependence that its record states; `None` if it hits the filter.
     fn pass(&mut self, access: SampledAccess) -> Option<SampledAccess> {
         let back = usize::from(access.dependence);
         let source = self.sources.len().checked_sub(back).filter(|_| back > 0);
@@ -178,8 +178,8 @@ fn walks_come_near_the_cycles_of_the_cycle_level_machine() {
     assert!(mean_error < 0.12, "{mean_error}\n{report}");
 }
 
-/// Returns a program's forecast slowdown beside copies of itself, or beside another program, and its slowdown on the
-/// cycle-level machine.
+/// A program's forecast slowdown beside copies of itself, or beside another program, and its
+/// slowdown on the cycle-level machine.
 fn forecast_and_true_slowdown(machine: &MachineSpec, kernels: &[&str]) -> (f64, f64) {
     let mut bench = CoRunBench::load("opteron-2350", 1, 2_000_000, 3_000_000).unwrap();
     bench.machine = machine.clone();

@@ -14,8 +14,8 @@ pub const HOUR_PROFILE_CYCLES: u64 = 16_000_000;
 const PHASE_COUNT: u64 = 6;
 const COUNTER_READING_CYCLES: u64 = 100_000;
 
-/// Returns a job measured alone on the cycle-level machine for `cycles`; its phases last `stretch` times longer, and
-/// repeat. The first quarter is start-up, which is not repeated.
+/// A job measured alone on the cycle-level machine for `cycles`; its phases last `stretch` times
+/// longer, and repeat. The first quarter is start-up, which is not repeated.
 pub fn measure(
     job: &WorkloadJob,
     machine: &MachineSpec,
@@ -46,8 +46,8 @@ fn solo_options(job: &WorkloadJob) -> SimOptions {
     }
 }
 
-/// Returns a job measured alone on the cycle-level machine for `until_instr` instructions, of which the first
-/// `start_up_instr` are not part of the program. Its phases repeat.
+/// A job measured alone on the cycle-level machine for `until_instr` instructions, of which the
+/// first `start_up_instr` are not part of the program. Its phases repeat.
 pub fn measure_instructions(
     job: &WorkloadJob,
     machine: &MachineSpec,

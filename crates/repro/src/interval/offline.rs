@@ -176,8 +176,9 @@ pub(super) fn compare_forecasts(
     Ok(runs)
 }
 
-/// Returns the rates of each job alone and with the others, over whole rounds through its recording. Each begins to be
-/// measured after a round of its own and a third of the longest one, in which the caches fill.
+/// The rates of each job alone and with the others, over whole rounds through its recording. Each
+/// begins to be measured after a round of its own and a third of the longest one, in which the
+/// caches fill.
 fn measure_truth(
     bench: &CoRunBench,
     jobs: &[(WorkloadJob, CpuId)],

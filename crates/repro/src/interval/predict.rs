@@ -12,7 +12,7 @@ const PROGRESS_READING_CYCLES: f64 = 50_000.0;
 /// A prediction is abandoned after this multiple of the slowest program's solo time.
 const MAX_SOLO_TIME_MULTIPLE: f64 = 40.0;
 
-/// Returns the rates of each job over its work.
+/// The rates of each job over its work.
 ///
 /// # Errors
 /// The machine has no data cache, or the work is never finished.
@@ -95,8 +95,8 @@ struct JobMoment {
     queue_cycles: f64,
 }
 
-/// Returns the moment between two readings, interpolated linearly; `None` if it was reached earlier, or is not reached
-/// yet.
+/// The moment between two readings, interpolated linearly; `None` if it was reached earlier, or is
+/// not reached yet.
 fn interpolate_moment(
     now_cycle: f64,
     before: &TaskTotals,

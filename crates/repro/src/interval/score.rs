@@ -180,7 +180,7 @@ pub(super) fn score(truths: &[MachineTruth]) -> Result<ValidationScore, ReproErr
     })
 }
 
-/// Returns the interval machine's forecast of each program alone over its work.
+/// The interval machine's forecast of each program alone over its work.
 fn measure_solo_rates(
     machine: &MachineSpec,
     truth: &MachineTruth,
@@ -199,8 +199,8 @@ fn measure_solo_rates(
     (0..truth.programs.len()).map(solo_rate).collect()
 }
 
-/// Returns the name of a run's set. Plans form one set, so that they can be ranked; of the other runs, those that are
-/// bandwidth-bound form a separate set.
+/// The name of a run's set. Plans form one set, so that they can be ranked; of the other runs,
+/// those that are bandwidth-bound form a separate set.
 fn set_name(run: &CoRun) -> &'static str {
     match run.kind {
         CoRunKind::Plan(_) => "plans",
@@ -250,9 +250,10 @@ fn compare_run(
     (0..run.jobs.len()).map(compare_task).collect()
 }
 
-/// Returns the parts of one error, computed in cycles per instruction and divided by the solo cycles per instruction:
-/// the profile's solo speed; misses, at the cost that a miss has between the profile's smallest and largest size;
-/// queueing beyond that alone; and the remainder, the overlap of misses, prefetches and queues with work.
+/// The parts of one error, computed in cycles per instruction and divided by the solo cycles per
+/// instruction: the profile's solo speed; misses, at the cost that a miss has between the profile's
+/// smallest and largest size; queueing beyond that alone; and the remainder, the overlap of misses,
+/// prefetches and queues with work.
 fn attribute_error(
     profiled: &ProfiledProgram,
     predicted_solo: &ProgramRate,
@@ -279,7 +280,8 @@ fn attribute_error(
     ]
 }
 
-/// Returns the cost of an additional miss in cycles, between the smallest and the largest size of the profile's phases.
+/// The cost of an additional miss in cycles, between the smallest and the largest size of the
+/// profile's phases.
 fn cycles_per_added_miss(profiled: &ProfiledProgram) -> f64 {
     let (mut added_cycles, mut added_misses) = (0.0, 0.0);
     for phase in &profiled.profile.phases {
@@ -298,7 +300,8 @@ fn cycles_per_added_miss(profiled: &ProfiledProgram) -> f64 {
     }
 }
 
-/// Returns the chart of predicted against measured slowdowns, with a color per set and the line of zero error.
+/// The chart of predicted against measured slowdowns, with a color per set and the line of zero
+/// error.
 pub(super) fn score_chart(score: &ValidationScore) -> Chart {
     let (mut lowest_percent, mut highest_percent) = (0.0f64, 1.0f64);
     for task in score.sets.values().flatten().flatten() {
@@ -344,7 +347,8 @@ pub(super) fn score_chart(score: &ValidationScore) -> Chart {
     }
 }
 
-/// Returns Kendall's rank correlation over pairs of one mix whose first values differ enough; `None` without such pairs.
+/// Kendall's rank correlation over pairs of one mix whose first values differ enough; `None`
+/// without such pairs.
 fn kendall_tau(mixes: &[Vec<(f64, f64)>]) -> Option<f64> {
     let (mut agreeing_count, mut pair_count) = (0, 0);
     for mix in mixes {

@@ -12,8 +12,8 @@ use crate::setup::failed;
 /// Number of tasks.
 pub const TASK_COUNT: u32 = 200;
 
-/// Returns the nominal seconds per second of one core of this host, for `nominal_seconds` after a short start, with a
-/// new phase for each task about every `phase_seconds`.
+/// The nominal seconds per second of one core of this host, for `nominal_seconds` after a short
+/// start, with a new phase for each task about every `phase_seconds`.
 pub fn times_real_time(is_explicit: bool, phase_seconds: f64, nominal_seconds: f64) -> Result<f64> {
     let mut engine = start_host(is_explicit, phase_seconds)?;
     let hertz = engine.hertz;
@@ -28,8 +28,8 @@ pub fn times_real_time(is_explicit: bool, phase_seconds: f64, nominal_seconds: f
     Ok(nominal_seconds / used_seconds)
 }
 
-/// Returns the processor time of this thread, which is independent of other load. `None` if the host does not report
-/// it.
+/// The processor time of this thread, which is independent of other load. `None` if the host does
+/// not report it.
 pub fn cpu_seconds() -> Option<f64> {
     let text = cachemate_files::read_text_limited(
         std::path::Path::new("/proc/thread-self/schedstat"),
@@ -40,7 +40,7 @@ pub fn cpu_seconds() -> Option<f64> {
     Some(ns / 1e9)
 }
 
-/// Returns the host at its start.
+/// The host at its start.
 pub fn start_host(is_explicit: bool, phase_seconds: f64) -> Result<IntervalEngine> {
     let mut machine = cachemate_spec::load_machine("epyc-7763").map_err(failed("epyc-7763"))?;
     machine.contexts_per_core = 1;
@@ -68,7 +68,7 @@ pub fn start_host(is_explicit: bool, phase_seconds: f64) -> Result<IntervalEngin
     Ok(engine)
 }
 
-/// Returns a phase whose fills fall to a floor at the size of its working set.
+/// A phase whose fills fall to a floor at the size of its working set.
 fn draw_phase(
     cache_lines: f64,
     hertz: f64,

@@ -30,7 +30,7 @@ pub struct WhatIfQuery {
 /// Maximum number of stretches in a time series.
 const MAX_STRETCH_COUNT: u64 = 240;
 
-/// Returns the standard pipeline around a policy on the interval machine.
+/// The standard pipeline around a policy on the interval machine.
 ///
 /// # Errors
 /// The policy is unknown, or does not accept the parameters.
@@ -52,7 +52,8 @@ fn name_and_parameters(policy: &str) -> (&str, &str) {
     policy.split_once(':').unwrap_or((policy, ""))
 }
 
-/// Returns the query's machine at its start, and the pipeline of the policy. `policy_text` may include parameters.
+/// The query's machine at its start, and the pipeline of the policy. `policy_text` may include
+/// parameters.
 ///
 /// # Errors
 /// The machine, a program or the policy is invalid.
@@ -314,8 +315,8 @@ fn node_bytes(record: &WindowRecord) -> impl Iterator<Item = f64> {
     nodes.map(|(_, counts)| counts.0.iter().map(|reading| reading.count as f64).sum())
 }
 
-/// Returns whether the plans differ in placement, partitions or times. Windows and probes are ignored, because they affect a
-/// program only briefly.
+/// Whether the plans differ in placement, partitions or times. Windows and probes are ignored,
+/// because they affect a program only briefly.
 pub fn plans_differ(first_plan: &Plan, second_plan: &Plan) -> bool {
     first_plan.affinity != second_plan.affinity
         || first_plan.weights != second_plan.weights
@@ -323,7 +324,7 @@ pub fn plans_differ(first_plan: &Plan, second_plan: &Plan) -> bool {
         || first_plan.shares != second_plan.shares
 }
 
-/// Returns the first reasons, with the programs to which they apply.
+/// The first reasons, with the programs to which they apply.
 fn describe_reasons(record: &WindowRecord, names: &[String], machine: &IntervalMachine) -> String {
     let name = |task: &TaskId| machine.job_of(*task).map(|job| names[job].clone());
     let reasons: Vec<String> = record
@@ -343,7 +344,7 @@ fn describe_reasons(record: &WindowRecord, names: &[String], machine: &IntervalM
 /// Maximum number of programs named with a reason.
 const MAX_NAMED_PROGRAMS: usize = 4;
 
-/// Returns a reason with its programs, in their places in the text or after it.
+/// A reason with its programs, in their places in the text or after it.
 pub fn describe_reason(reason: &Reason, name: impl Fn(&TaskId) -> Option<String>) -> String {
     let job_name_or_ended =
         |task: &TaskId| name(task).unwrap_or_else(|| "a program that has ended".to_string());

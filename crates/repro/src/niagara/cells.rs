@@ -104,8 +104,8 @@ pub fn size_label(l2_kb: u64) -> String {
 /// reaches (from the machine's file).
 pub const BANDWIDTHS: [f64; 3] = [6.4, 3.2, 1.3];
 
-/// Returns one policy at 192 KB for several memory bandwidths (the papers limit it but do not state it): points and a
-/// figure.
+/// One policy at 192 KB for several memory bandwidths (the papers limit it but do not state it):
+/// points and a figure.
 pub fn measure_bandwidth_sweep(
     context: &ExperimentContext<'_>,
     mix: ThreadMix,
@@ -167,8 +167,8 @@ pub struct SizeSweep<'a> {
 }
 
 impl SizeSweep<'_> {
-    /// Returns the finding of a metric at the size where it is worst, which every seed must meet. The note names the
-    /// sizes that miss the target.
+    /// The finding of a metric at the size where it is worst, which every seed must meet. The note
+    /// names the sizes that miss the target.
     pub fn worst_size_finding(
         &self,
         id: &str,
@@ -221,7 +221,7 @@ impl SizeSweep<'_> {
         mean(self.cells.values(l2_kb, metric))
     }
 
-    /// Returns the parts of a throughput gain as text, by size.
+    /// The parts of a throughput gain as text, by size.
     fn describe_gain_parts(&self) -> String {
         let describe_size = |&size: &u64| {
             let [mix, contention, busy] =
@@ -243,7 +243,7 @@ impl SizeSweep<'_> {
     }
 }
 
-/// Returns a chart over L2 sizes, one line per series.
+/// One line per series.
 pub fn size_chart(
     name: &str,
     title: &str,
@@ -264,7 +264,7 @@ pub fn size_chart(
     ResultFigure::chart(name, &chart)
 }
 
-/// Returns a sentence with the sizes at which a target is missed.
+/// A sentence with the sizes at which a target is missed.
 pub fn describe_shortfall(
     values_by_size: impl Iterator<Item = (u64, f64)>,
     is_met: impl Fn(f64) -> bool,

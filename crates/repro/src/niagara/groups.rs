@@ -183,7 +183,7 @@ impl MissSums {
             .unwrap_or(0.0);
         self.ns += ns as f64;
     }
-    /// Returns the misses per 100 references.
+    /// Misses in percent of the references.
     pub fn misses_per_100_references(&self) -> f64 {
         100.0 * self.misses / self.references
     }
@@ -208,7 +208,7 @@ fn measured_intervals(
         .filter(|interval| interval.span.elapsed_ns >= 200_000)
 }
 
-/// Returns the cache references and misses of every group.
+/// The cache references and misses of every group.
 pub fn sums_by_group(records: &[WindowRecord]) -> BTreeMap<Vec<TaskId>, MissSums> {
     let mut sums_by_members: BTreeMap<Vec<TaskId>, MissSums> = BTreeMap::new();
     for interval in measured_intervals(records, true) {
@@ -220,7 +220,7 @@ pub fn sums_by_group(records: &[WindowRecord]) -> BTreeMap<Vec<TaskId>, MissSums
     sums_by_members
 }
 
-/// Returns the counts of every thread, in the groups or in the rows.
+/// The counts of every thread, in the groups or in the rows.
 pub fn sums_by_task(records: &[WindowRecord], of_groups: bool) -> BTreeMap<TaskId, MissSums> {
     let mut sums_by_task: BTreeMap<TaskId, MissSums> = BTreeMap::new();
     for interval in measured_intervals(records, of_groups) {

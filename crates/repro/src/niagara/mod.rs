@@ -62,7 +62,7 @@ fn with_start_progress(job: WorkloadJob) -> WorkloadJob {
     }
 }
 
-/// Returns CASC's 18 threads, in the order in which copies were started: one of each program after another.
+/// CASC's 18 threads, in the order in which copies were started: one of each program after another.
 pub fn casc_jobs(seed: u64) -> Vec<WorkloadJob> {
     let copies_by_kernel = KERNELS.map(|kernel| {
         WorkloadJob::copies(kernel, COPIES_PER_PROGRAM, seed)
@@ -336,8 +336,8 @@ pub fn run_workload(workload: &Workload, policy: &NiagaraPolicy, l2_kb: u64) -> 
     })
 }
 
-/// Returns the instructions per cycle of each thread alone on the machine, from one copy of each program, because
-/// copies differ only in input.
+/// The instructions per cycle of each thread alone on the machine, from one copy of each program,
+/// because copies differ only in input.
 pub fn measure_solo_speeds(setting: &NiagaraSetting) -> Result<Vec<f64>> {
     let jobs = setting.mix.jobs(setting.seed);
     let mut speed_by_kernel: BTreeMap<&str, f64> = BTreeMap::new();
@@ -469,7 +469,7 @@ pub fn measure_against(
     })
 }
 
-/// Returns the gain over the default of a schedule that never runs the greedy program.
+/// The gain over the default of a schedule that never runs the greedy program.
 pub fn measure_gain_without_greedy(setting: &NiagaraSetting) -> Result<f64> {
     let other_jobs: Vec<WorkloadJob> = setting
         .mix
@@ -532,7 +532,7 @@ impl Policy for OneArtPerGang {
     }
 }
 
-/// Returns the cache that all contexts share.
+/// The cache that all contexts share.
 pub fn shared_l2(workload: &Workload) -> Option<CacheId> {
     let topology = workload.machine.topology();
     topology.last_level_caches().next().map(|cache| cache.id)

@@ -10,7 +10,8 @@ use crate::{DataPoint, ExperimentContext, Result, mean};
 /// The L2 size at which sensitivity is tested.
 pub const SIZE_KB: u64 = 192;
 
-/// Returns, at each size, the throughput gain of a schedule that never runs the greedy program, also as text.
+/// At each size, the throughput gain of a schedule that never runs the greedy program, also as
+/// text.
 pub fn gain_bound(
     context: &ExperimentContext<'_>,
     sizes: &[u64],
@@ -40,8 +41,8 @@ pub fn gain_bound(
     Ok((sizes.iter().map(gain_point).collect(), bound_text))
 }
 
-/// Returns every metric of the comparison at one size: `policy` at two time scales and against Solaris's time sharing,
-/// and then each of `extra_policies`.
+/// Every metric of the comparison at one size: `policy` at two time scales and against Solaris's
+/// time sharing, and then each of `extra_policies`.
 pub fn compare_variations(
     context: &ExperimentContext<'_>,
     mix: ThreadMix,

@@ -20,7 +20,8 @@ pub struct ContentionBreakdown {
     pub system: f64,
 }
 
-/// Returns the breakdown; `None` if a thread never ran in the old run. One that never ran in the new run adds nothing.
+/// The breakdown; `None` if a thread never ran in the old run. One that never ran in the new run
+/// adds nothing.
 pub fn break_down_contention(
     new_results: &RunResults,
     old_results: &RunResults,
@@ -46,8 +47,8 @@ pub fn break_down_contention(
     })
 }
 
-/// Returns the instructions per cycle on a context, and cycles per instruction caused by others, in the order of
-/// [`ContentionBreakdown`].
+/// The instructions per cycle on a context, and cycles per instruction caused by others, in the
+/// order of [`ContentionBreakdown`].
 fn per_instruction(task: &TaskResults) -> Option<(f64, [f64; 4])> {
     let cycles = task
         .on_cpu_cycles

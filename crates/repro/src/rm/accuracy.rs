@@ -43,7 +43,7 @@ pub struct CurveStudy {
     pub short: TraceCapture,
 }
 
-/// Returns the programs, which are all single-threaded.
+/// All are single-threaded.
 pub fn studied_programs(quick: bool) -> Vec<&'static str> {
     let quick_names = ["twolf", "libquantum", "omnetpp", "art"];
     let single_threaded_names = kernels::programs()
@@ -64,7 +64,7 @@ pub fn traced_cache() -> TracedCache {
     }
 }
 
-/// Returns the size of the L2 with this many colors.
+/// Size of the L2 with this many colors.
 pub fn size_bytes(colors: u32) -> u64 {
     1_966_080 * u64::from(colors) / u64::from(COLORS)
 }
@@ -104,7 +104,7 @@ pub fn capture_program_log(
     program.trace_misses(entries.clamp(500.0, MAX_LOG_ENTRIES * log_share) as u32)
 }
 
-/// Returns the real curve of a stretch, from running the program at each of these colors.
+/// The real curve of a stretch, from running the program at each of these colors.
 pub fn measure_real_curve(
     workload: &Workload,
     start_instr: f64,
@@ -124,7 +124,7 @@ pub fn measure_real_curve(
     MissRateCurve::new(points).map_err(crate::setup::failed("real curve"))
 }
 
-/// Returns the curve that a profiler computes from a log, for all numbers of colors.
+/// The curve that a profiler computes from a log, for all numbers of colors.
 pub fn curve_from_capture(
     uses_thesis_method: bool,
     traced: &TraceCapture,

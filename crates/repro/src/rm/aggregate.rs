@@ -185,8 +185,8 @@ fn measure_row(
     })
 }
 
-/// Returns the misses per thousand instructions with 1 to 16 colors: from a log that starts at an instruction, and from
-/// running the program with each over the same stretch.
+/// The misses per thousand instructions with 1 to 16 colors: from a log that starts at an
+/// instruction, and from running the program with each over the same stretch.
 fn curves_of(
     program: &str,
     seed: u64,
@@ -209,7 +209,8 @@ fn curves_of(
     Ok([miss_rates(&computed_curve)?, miss_rates(&measured_curve)?])
 }
 
-/// Returns a plan with this number of colors for the first program, and the remaining colors for all others together.
+/// A plan with this number of colors for the first program, and the remaining colors for all others
+/// together.
 fn colors_plan(workload: &Workload, first_colors: u32) -> Result<FixedPlan, ReproError> {
     let mut fixed_policy = fixed_plan_policy(workload, &split_shares(first_colors))?;
     let other_members =

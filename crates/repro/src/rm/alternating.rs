@@ -62,7 +62,7 @@ fn offset_access(access: Access, offset: u64) -> Access {
     }
 }
 
-/// Returns one process whose phases are the two programs in turn.
+/// One process whose phases are the two programs in turn.
 pub fn alternating_program(
     names: [&'static str; 2],
     seed: u64,

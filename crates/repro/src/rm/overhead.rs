@@ -53,7 +53,7 @@ impl TracingCost {
     fn overhead_percent(&self, entry_count: f64) -> f64 {
         100.0 * entry_count * self.cycles_per_entry / self.phase_cycles
     }
-    /// Returns the number of entries that fit into the maximum share.
+    /// The number of entries that fit into the maximum share.
     fn affordable_entries(&self) -> f64 {
         MAX_LOG_ENTRIES
             .min((MAX_OVERHEAD_SHARE * self.phase_cycles / self.cycles_per_entry).floor())
@@ -86,8 +86,8 @@ fn measure_tracing_cost(
     })
 }
 
-/// Returns the distance of the curve from a cut log to the real one, relative to its allowance (2, or 5 % of its
-/// maximum).
+/// The distance of the curve from a cut log to the real one, relative to its allowance (2, or 5 %
+/// of its maximum).
 fn measure_cut_log_distance(
     context: &ExperimentContext<'_>,
     &(cost, seed, warm_up, colors): &(&TracingCost, u64, f64, &[u32]),

@@ -102,7 +102,7 @@ impl PhaseRun {
         (INTERVALS_PER_PHASE..self.misses.len()).step_by(INTERVALS_PER_PHASE)
     }
 
-    /// Returns the difference at this size between the settled phases on both sides of a boundary.
+    /// The difference at this size between the settled phases on both sides of a boundary.
     fn mpki_difference(&self, boundary: usize) -> f64 {
         let settled_mpki = |start: usize| {
             mean(&self.misses[start + INTERVALS_PER_PHASE / 2..start + INTERVALS_PER_PHASE])
@@ -110,7 +110,7 @@ impl PhaseRun {
         (settled_mpki(boundary) - settled_mpki(boundary - INTERVALS_PER_PHASE)).abs()
     }
 
-    /// Returns the number of boundaries found, and number of boundaries that had to be found.
+    /// The number of boundaries found, and number of boundaries that had to be found.
     fn boundary_counts(
         &self,
         reported_intervals: &[usize],

@@ -39,7 +39,7 @@ struct BoundaryCounts {
     resized: usize,
 }
 
-/// Returns the first program's instruction counts at which its traces were requested.
+/// The first program's instruction counts at which its traces were requested.
 fn collect_trace_requests(records: &[WindowRecord]) -> Vec<f64> {
     let (mut instructions, mut last_probe, mut request_instructions) = (0.0, None, Vec::new());
     for record in records {

@@ -47,7 +47,7 @@ fn all_sizes() -> Vec<u64> {
     (1..=COLORS).map(size_bytes).collect()
 }
 
-/// Returns the log as the forms take it: lines, and the number of instructions covered.
+/// The log as the forms take it: lines, and the number of instructions covered.
 fn log_lines_and_instr(traced: &TraceCapture) -> Option<(&[u64], f64)> {
     let Some(ProbeEvidence::Trace { lines, counts, .. }) = traced.evidence() else {
         return None;
@@ -86,7 +86,8 @@ fn log_survival_curve(lines: &[u64], instructions: f64) -> Option<MissRateCurve>
     survival_curve(&trace, &LogCounts::default(), &all_sizes())
 }
 
-/// Returns the curve of a 10-way cache filled at random (Hill and Smith 1989), from the whole log without warm-up.
+/// The curve of a 10-way cache filled at random (Hill and Smith 1989), from the whole log without
+/// warm-up.
 fn curve_of_set_mapping(
     lines: &[u64],
     instructions: f64,
@@ -302,7 +303,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         .collect())
 }
 
-/// Returns the mean over programs of the largest distance that one setting moves the calculated curve from another.
+/// The mean over programs of the largest distance that one setting moves the calculated curve from
+/// another.
 fn sensitivity_finding(
     runs: &SeededRuns<&'static str, SensitivityCurves>,
     study: &str,

@@ -37,7 +37,8 @@ pub struct MissTotals {
 pub struct MissTimeline(pub Vec<MissTotals>);
 
 impl MissTimeline {
-    /// Returns a total after this many instructions, interpolated linearly between windows; `None` beyond the end.
+    /// A total after this many instructions, interpolated linearly between windows; `None` beyond
+    /// the end.
     fn interpolate_total(&self, instructions: f64, value: fn(&MissTotals) -> f64) -> Option<f64> {
         interpolate_at(&self.0, instructions, |sums| sums.instructions, value)
     }
@@ -56,7 +57,8 @@ impl MissTimeline {
         )
     }
 
-    /// Returns the misses per thousand instructions in a stretch of the run; `None` if the run ended earlier.
+    /// The misses per thousand instructions in a stretch of the run; `None` if the run ended
+    /// earlier.
     pub fn misses_per_kilo_instr(&self, from_instr: f64, to_instr: f64) -> Option<f64> {
         self.rate_per_kilo_instr(from_instr, to_instr, |sums| sums.misses)
     }
@@ -85,7 +87,7 @@ pub struct SoloMachine {
 }
 
 impl SoloMachine {
-    /// Returns the program of the workload at its start, on the first CPU, with the first `colors` colors.
+    /// The program of the workload at its start, on the first CPU, with the first `colors` colors.
     pub fn start(workload: &Workload, colors: u32, window_cycles: u64) -> Result<Self> {
         Self::from_machine(workload.build_machine()?, colors, window_cycles)
     }
@@ -192,7 +194,7 @@ pub struct TraceCapture {
 }
 
 impl TraceCapture {
-    /// Returns the log.
+    /// The log, if there is one.
     pub fn evidence(&self) -> Option<&ProbeEvidence> {
         self.seen
             .probe_results
@@ -208,7 +210,7 @@ impl TraceCapture {
         }
     }
 
-    /// Returns the number of entries per instruction of the program.
+    /// The number of entries per instruction of the program.
     pub fn entries_per_instr(&self) -> f64 {
         self.entry_count() as f64 / (self.to - self.from).max(1.0)
     }

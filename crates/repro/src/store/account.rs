@@ -17,7 +17,7 @@ pub struct ExperimentCost {
 }
 
 impl ExperimentCost {
-    /// Returns the cost for another number of seeds, in proportion.
+    /// The cost grows in proportion to the seeds.
     pub fn cost_of_seeds(&self, seeds: usize) -> f64 {
         self.cpu_seconds * seeds as f64 / self.seeds.max(1) as f64
     }
@@ -44,7 +44,7 @@ impl RunDir {
         })
     }
 
-    /// Returns the most recently stored cost.
+    /// The most recently stored one.
     pub fn latest_cost(&self, ids: &[&str], form: &str) -> Option<ExperimentCost> {
         match self.find_entry(ENTRY_KIND, "", &cost_key(ids, form)) {
             StoredLookup::Hit(entry) => rmp_serde::from_slice(&entry.answer).ok(),

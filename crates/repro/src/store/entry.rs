@@ -42,7 +42,7 @@ pub enum EntryError {
     Record(String),
 }
 
-/// Returns the file name of a value: a hash over everything that it depends on.
+/// A hash over everything that the value depends on.
 pub(super) fn entry_name(kind: &str, sources: &str, inputs: &str) -> String {
     let mut digest = Sha256::new();
     for part in [kind, sources, inputs] {

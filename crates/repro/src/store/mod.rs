@@ -135,12 +135,12 @@ pub fn set_mode(mode: StoreMode) -> StoreMode {
     std::mem::replace(&mut lock_state().mode, mode)
 }
 
-/// Returns the counts of this process up to now.
+/// The counts of this process up to now.
 pub fn store_counts() -> StoreCounts {
     lock_state().counts
 }
 
-/// Returns the value of this name from memory or from the directory, or makes it now.
+/// The value of this name from memory or from the directory, or makes it now.
 ///
 /// # Errors
 /// The errors of `make`; [`ReproError::NotStored`] for a missing value in [`StoreMode::Peek`].
@@ -214,18 +214,18 @@ pub fn find_or_make<T: Serialize + DeserializeOwned, E: From<ReproError>>(
     Ok(value)
 }
 
-/// Returns the processor time of this thread.
+/// The processor time of this thread.
 fn cpu_seconds() -> f64 {
     let thread_time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     thread_time.tv_sec as f64 + thread_time.tv_nsec as f64 * 1e-9
 }
 
-/// Returns the directory in use.
+/// The directory in use.
 pub fn dir() -> Option<Arc<RunDir>> {
     lock_state().dir.as_ref().map(|(dir, _)| Arc::clone(dir))
 }
 
-/// Returns an error if no run may be simulated, because the store is in [`StoreMode::Peek`].
+/// An error if no run may be simulated, because the store is in [`StoreMode::Peek`].
 pub(crate) fn allow_simulation() -> Result<()> {
     if lock_state().mode == StoreMode::Peek {
         Err(ReproError::NotStored)

@@ -87,7 +87,7 @@ impl RunDir {
         Ok(dir)
     }
 
-    /// Returns the path of the directory.
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -180,7 +180,7 @@ impl RunDir {
         Ok(())
     }
 
-    /// Returns every stored file, the least recently used first. A directory that does not exist has none.
+    /// Every stored file, the least recently used first. A directory that does not exist has none.
     pub fn files(&self) -> io::Result<Vec<StoredFile>> {
         let mut files = self.all_files()?;
         files.retain(StoredFile::is_entry);
@@ -188,8 +188,8 @@ impl RunDir {
         Ok(files)
     }
 
-    /// Returns all files that a store makes, including those that writers have not finished. Whatever has another name, or
-    /// is a link or a folder, is not ours.
+    /// All files that a store makes, including those that writers have not finished. Whatever has
+    /// another name, or is a link or a folder, is not ours.
     fn all_files(&self) -> io::Result<Vec<StoredFile>> {
         let Some(dir) = self.open()? else {
             return Ok(Vec::new());

@@ -66,7 +66,8 @@ fn run_case(
     })
 }
 
-/// Returns the points of the first round of sampling, with the distance between the program's own groups in its shMaps.
+/// The points of the first round of sampling, with the distance between the program's own groups in
+/// its shMaps.
 fn accuracy_points<'a>(
     case: &ClusterCase,
     runs: impl Iterator<Item = &'a ClusterRun>,
@@ -105,7 +106,8 @@ fn accuracy_points<'a>(
     ]
 }
 
-/// Returns the chapter's programs under harder conditions: background threads, uneven clusters, a change midway.
+/// The chapter's programs under harder conditions: background threads, uneven clusters, a change
+/// midway.
 fn harder_cases(context: &ExperimentContext<'_>) -> Vec<ClusterCase> {
     let case_with = |name, kernel, set_option: fn(&mut Options)| {
         let mut options = Options::default();
@@ -184,7 +186,7 @@ pub(super) fn harder_findings(context: &ExperimentContext<'_>) -> Result<Vec<Fin
     )?])
 }
 
-/// Returns the worst case's agreement, with all cases and their shMaps.
+/// The worst case's agreement, with all cases and their shMaps.
 fn agreement_finding(
     context: &ExperimentContext<'_>,
     cases: &[ClusterCase],

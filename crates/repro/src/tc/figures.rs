@@ -7,8 +7,8 @@ use cachemate_report::figure::{HeatMap, Shade};
 use super::setup::PlacementRound;
 use crate::ResultFigure;
 
-/// Returns the shMaps in order of arrival, and by cluster, without data that more than one cluster touches, as in the
-/// thesis.
+/// The shMaps in order of arrival, and by cluster, without data that more than one cluster touches,
+/// as in the thesis.
 pub(super) fn sharing_map_figures(name: &str, round: &PlacementRound) -> [ResultFigure; 2] {
     let threads: Vec<ThreadMap<'_>> = round
         .maps

@@ -26,7 +26,7 @@ pub(super) struct RoundAccuracy {
     pub across: f64,
 }
 
-/// Returns all rounds of a run, in order.
+/// All rounds of a run, in order.
 pub(super) fn round_accuracies(
     records: &[WindowRecord],
     true_groups: &[Option<u32>],

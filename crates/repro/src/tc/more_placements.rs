@@ -10,7 +10,7 @@ use super::setup::{
 };
 use crate::{ExperimentContext, Finding, Result, greatest, least};
 
-/// Returns eight clusters of the same size as the small machine's.
+/// Eight clusters of the same size as the small machine's.
 fn eight_cluster_cases() -> Vec<ClusterCase> {
     let case_of_equal_clusters = |name, kernel, threads| {
         let options = Options {
@@ -125,7 +125,7 @@ pub(super) fn uneven_cluster_findings(context: &ExperimentContext<'_>) -> Result
     )])
 }
 
-/// Returns the uneven clusters, compared with the program's own ones under the same balance limit.
+/// The uneven clusters, compared with the program's own ones under the same balance limit.
 fn uneven_finding(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
     let shortfall_from_hand = |case: usize, seed: u64| {
         runs.gain_percent(case, HAND_INDEX, seed) - runs.gain_percent(case, AUTOMATIC_INDEX, seed)

@@ -49,8 +49,8 @@ impl Policy for SamplingPolicy {
     }
 }
 
-/// Returns the share of processor time that sampling took in windows with a probe, and the number of samples per
-/// second.
+/// The share of processor time that sampling took in windows with a probe, and the number of
+/// samples per second.
 fn sampling_share_and_rate(records: &[WindowRecord]) -> (f64, f64) {
     let (mut cost_ns, mut busy_ns, mut sample_count, mut elapsed_ns) = (0u64, 0u64, 0usize, 0u64);
     for record in records
@@ -100,7 +100,7 @@ fn sampling_setting(
     }
 }
 
-/// Returns the paper's program for this figure.
+/// The paper's program for this figure.
 fn warehouse_case() -> ClusterCase {
     paper_programs().swap_remove(1)
 }
@@ -213,7 +213,7 @@ struct ChosenRateCost {
     over_run: f64,
 }
 
-/// Returns the share of a busy CPU that multiplexing the counters takes.
+/// The share of a busy CPU that multiplexing the counters takes.
 fn breakdown_share() -> Result<f64> {
     let spec = cachemate_spec::load_machine(SMALL_MACHINE).map_err(failed(SMALL_MACHINE))?;
     let clock = NominalClock::new(&spec, TIME_SCALE);

@@ -14,9 +14,9 @@ use crate::seeded_runs::SeededRuns;
 use crate::setup::ManagedRun;
 use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, greatest, least, mean};
 
-/// Returns the placements. The first is the baseline of the others, and the targets apply to the second and third;
-/// quick runs have no more. Activation is at the paper's threshold, and at one that VolanoMark's 6 % of remote stalls
-/// exceeds.
+/// The placements. The first is the baseline of the others, and the targets apply to the second and
+/// third; quick runs have no more. Activation is at the paper's threshold, and at one that
+/// VolanoMark's 6 % of remote stalls exceeds.
 pub(super) fn compared_placements(context: &ExperimentContext<'_>) -> Vec<ThreadPlacement> {
     let mut placements = vec![
         ThreadPlacement::Default,
@@ -105,7 +105,8 @@ fn measure(
     })
 }
 
-/// Returns the shares of all threads' cycles, as the simulator accounts for them; the remainder is execution.
+/// The shares of all threads' cycles, as the simulator accounts for them; the remainder is
+/// execution.
 fn cycle_breakdown(results: &RunResults) -> Vec<(String, f64)> {
     let cycles: u64 = results.tasks.iter().map(|task| task.cycles).sum();
     let cycle_share = |value: fn(&cachemate_sim::results::StallCycles) -> f64| {
@@ -204,13 +205,13 @@ impl PlacementRuns {
             .expect("every case ran under every seed")
     }
 
-    /// Returns the reduction by a placement of remote stalls per instruction, relative to the default.
+    /// The reduction by a placement of remote stalls per instruction, relative to the default.
     fn stall_reduction(&self, case: usize, placement: usize, seed: u64) -> f64 {
         let remote_rate = |placement: usize| self.result(case, placement, seed).remote_per_instr;
         1.0 - remote_rate(placement) / remote_rate(0)
     }
 
-    /// Returns the share of the default's remote stalls that is avoided, in percent.
+    /// The share of the default's remote stalls that is avoided, in percent.
     pub fn stall_reduction_percent(&self, case: usize, placement: usize, seed: u64) -> f64 {
         100.0 * self.stall_reduction(case, placement, seed)
     }
@@ -220,12 +221,12 @@ impl PlacementRuns {
         work_rate(placement) / work_rate(0) - 1.0
     }
 
-    /// Returns the work relative to the default's, in percent.
+    /// The work relative to the default's, in percent.
     pub fn gain_percent(&self, case: usize, placement: usize, seed: u64) -> f64 {
         100.0 * self.work_gain(case, placement, seed)
     }
 
-    /// Returns the worst gain, over the programs and seeds where manual placement gains at least 2 %.
+    /// The worst gain, over the programs and seeds where manual placement gains at least 2 %.
     pub fn worst_hand_gain(&self, seed: u64) -> f64 {
         let gains_by_hand = |case: usize| {
             mean(
@@ -245,7 +246,7 @@ impl PlacementRuns {
         )
     }
 
-    /// Returns a point for every case and placement.
+    /// A point for every case and placement.
     pub fn placement_points(
         &self,
         series: &str,

@@ -46,7 +46,7 @@ fn recording_error(problem: impl Into<String>) -> ReproError {
     ReproError::Failed(RECORDING_NAME.to_string(), problem.into())
 }
 
-/// Returns the recording, in the first directory that has it.
+/// The recording, in the first directory that has it.
 fn find_recording() -> Result<PathBuf> {
     let searched_dirs = recording_dirs();
     let recording = searched_dirs
@@ -60,8 +60,8 @@ fn find_recording() -> Result<PathBuf> {
     })
 }
 
-/// Returns the numbers of the databases by the kernel's thread id, from the list that the recording's script writes, in
-/// order of appearance.
+/// The numbers of the databases by the kernel's thread id, from the list that the recording's
+/// script writes, in order of appearance.
 fn parse_databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>> {
     let mut names: Vec<&str> = Vec::new();
     let mut database_by_thread = BTreeMap::new();
@@ -270,7 +270,7 @@ impl RecordedRunResult {
     }
 }
 
-/// Returns the share of all cycles of the run that stall on remote caches, in percent.
+/// The share of all cycles of the run that stall on remote caches, in percent.
 fn remote_stall_percent(records: &[WindowRecord]) -> f64 {
     let sum_of_counts = |event| {
         records

@@ -21,7 +21,7 @@ const ENTRY_COUNTS: [usize; 3] = [128, 256, 512];
 const SAMPLING_INTERVALS: [usize; 5] = [1, 2, 10, 50, 100];
 const FULL_SAMPLING_PARAMETERS: &str = "activation_share = 0.02\none_in = 1";
 
-/// Returns the observations of a run's first round of sampling.
+/// The observations of a run's first round of sampling.
 fn first_round(records: &[WindowRecord]) -> Vec<Observation> {
     let has_samples = |record: &&WindowRecord| {
         record
@@ -44,7 +44,7 @@ fn first_round(records: &[WindowRecord]) -> Vec<Observation> {
         .collect()
 }
 
-/// Returns the same observations with only every `one_in`th sample of each window.
+/// The same observations with only every `one_in`th sample of each window.
 fn keep_every_nth_sample(round: &[Observation], one_in: usize) -> Vec<Observation> {
     let thin_result = |probe_result: &ProbeResult| {
         let mut answer = probe_result.clone();
@@ -217,7 +217,7 @@ pub(super) fn size_findings(context: &ExperimentContext<'_>) -> Result<Vec<Findi
 /// Windows without decisions before the policy starts.
 const QUIET_WINDOWS: u64 = 2;
 
-/// Returns the cumulative work of all threads by nominal second, from the end of the quiet windows on.
+/// The cumulative work of all threads by nominal second, from the end of the quiet windows on.
 fn cumulative_work(records: &[WindowRecord]) -> Vec<(f64, f64)> {
     let (mut work, mut work_by_second) = (0.0, vec![(0.0, 0.0)]);
     let decision_start = records
@@ -246,8 +246,8 @@ fn cumulative_work(records: &[WindowRecord]) -> Vec<(f64, f64)> {
     work_by_second
 }
 
-/// Returns the work under the automatic placement minus that of the default, in seconds of the default's work, by time
-/// since the policy started.
+/// The work under the automatic placement minus that of the default, in seconds of the default's
+/// work, by time since the policy started.
 fn measure_advantage(
     context: &ExperimentContext<'_>,
     &(case, seed): &(&ClusterCase, u64),
@@ -284,7 +284,7 @@ fn measure_advantage(
     Ok(automatic_work.iter().filter_map(lead_by_second).collect())
 }
 
-/// Returns the time from which on the lead stays positive; `None` if it does not within the run.
+/// The time from which on the lead stays positive; `None` if it does not within the run.
 fn break_even_seconds(lead: &[(f64, f64)]) -> Option<f64> {
     let last_non_positive = lead.iter().rposition(|&(_, lead)| lead <= 0.0)?;
     lead.get(last_non_positive + 1).map(|&(time, _)| time)

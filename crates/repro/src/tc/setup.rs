@@ -59,14 +59,14 @@ impl ClusterCase {
         }
     }
 
-    /// Returns the group of each thread; `None` for a background thread.
+    /// The group of each thread; `None` for a background thread.
     pub fn true_groups(&self, seed: u64) -> Result<Vec<Option<u32>>> {
         Ok(kernels::build_program(self.kernel, seed, &self.options)
             .map_err(failed(self.name))?
             .groups)
     }
 
-    /// Returns the partition at the end of the run, if a change of phase alters it midway.
+    /// The partition at the end of the run, if a change of phase alters it midway.
     pub fn true_groups_at_end(&self, seed: u64) -> Result<Vec<Option<u32>>> {
         Ok(kernels::build_program(self.kernel, seed, &self.options)
             .map_err(failed(self.name))?
@@ -74,7 +74,7 @@ impl ClusterCase {
     }
 }
 
-/// Returns the four programs as the chapter ran them.
+/// The four programs as the chapter ran them.
 pub(super) fn paper_programs() -> Vec<ClusterCase> {
     let default_case = |name, kernel| ClusterCase::new(name, kernel, Options::default());
     vec![
@@ -181,7 +181,7 @@ impl ClusterSetting {
             .run_under_policy(self.build_policy_for(placement)?)
     }
 
-    /// Returns the setting with the cost of counters, if the placement decides by them.
+    /// The setting with the cost of counters, if the placement decides by them.
     fn with_counter_cost(&self, placement: &ThreadPlacement) -> Self {
         let is_automatic = matches!(placement, ThreadPlacement::Automatic(_));
         ClusterSetting {
@@ -309,7 +309,7 @@ pub(super) fn run_clustering(
     Ok(records)
 }
 
-/// Returns a profiler with this many counters for each thread and one filter for each process.
+/// A profiler with this many counters for each thread and one filter for each process.
 pub(super) fn sharing_profiler(entries: usize) -> ProfilerConfig {
     let parameters = ShMapParameters {
         entries,
@@ -356,7 +356,7 @@ impl Policy for DelayedPolicy {
     }
 }
 
-/// Returns the share of all threads' cycles that stall on remote caches.
+/// The share of all threads' cycles that stall on remote caches.
 pub(super) fn remote_stall_share(results: &RunResults) -> f64 {
     let cycles: u64 = results.tasks.iter().map(|task| task.cycles).sum();
     results
@@ -367,8 +367,8 @@ pub(super) fn remote_stall_share(results: &RunResults) -> f64 {
         / cycles.max(1) as f64
 }
 
-/// Returns the remote-cache stalls per instruction: the measure by which placements are compared, because they run at
-/// different speeds.
+/// The remote-cache stalls per instruction: the measure by which placements are compared, because
+/// they run at different speeds.
 pub(super) fn remote_stalls_per_instr(results: &RunResults) -> f64 {
     let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
     results
@@ -379,7 +379,7 @@ pub(super) fn remote_stalls_per_instr(results: &RunResults) -> f64 {
         / instructions.max(1) as f64
 }
 
-/// Returns the workers' own work per cycle (the paper's operations and messages per second).
+/// The workers' own work per cycle (the paper's operations and messages per second).
 pub(super) fn work_rate(results: &RunResults, true_groups: &[Option<u32>]) -> f64 {
     let workers = results
         .tasks
@@ -390,8 +390,8 @@ pub(super) fn work_rate(results: &RunResults, true_groups: &[Option<u32>]) -> f6
     work / results.elapsed_cycles.max(1) as f64
 }
 
-/// Returns the adjusted Rand index of two partitions of the same things (Hubert and Arabie, 1985): 1 if they are equal,
-/// about 0 if they are independent.
+/// The adjusted Rand index of two partitions of the same things (Hubert and Arabie, 1985): 1 if
+/// they are equal, about 0 if they are independent.
 pub(super) fn adjusted_rand_index(first_labels: &[usize], second_labels: &[usize]) -> f64 {
     let pair_count = |n: u64| (n * n.saturating_sub(1) / 2) as f64;
     let pairs_within_keys = |keys: &mut dyn Iterator<Item = (usize, usize)>| {
@@ -476,7 +476,7 @@ pub(super) struct PlacementRound {
 }
 
 impl PlacementRound {
-    /// Returns the adjusted Rand index against the program's own partition, over the program's workers.
+    /// The adjusted Rand index against the program's own partition, over the program's workers.
     pub fn agreement(&self, true_groups: &[Option<u32>]) -> f64 {
         agreement_of_workers(&self.cluster_of, true_groups)
     }
@@ -490,8 +490,8 @@ impl PlacementRound {
     }
 }
 
-/// Returns all rounds of a run that placed threads. The profiler is pure, so the recorded observations yield the same
-/// maps again.
+/// All rounds of a run that placed threads. The profiler is pure, so the recorded observations
+/// yield the same maps again.
 pub(super) fn placement_rounds(
     records: &[WindowRecord],
     threads: usize,

@@ -43,7 +43,8 @@ const VARIANTS: [Variant; 3] = [
     },
 ];
 
-/// Returns the agreement under a condition by its position; the one after all of [`VARIANTS`] is two processes.
+/// The agreement under a condition by its position; the one after all of [`VARIANTS`] is two
+/// processes.
 fn measure_variant(
     context: &ExperimentContext<'_>,
     &(case, variant, seed): &(&ClusterCase, usize, u64),
@@ -56,7 +57,7 @@ fn measure_variant(
     }
 }
 
-/// Returns the agreement of the last round that placed threads; 0 if none did.
+/// The agreement of the last round that placed threads; 0 if none did.
 fn measure_agreement(
     context: &ExperimentContext<'_>,
     variant: &Variant,

@@ -1,8 +1,16 @@
-//! One run of a context: a fast path through accesses that no other context observes, then the event that ended it.
+//! One run of a context: a fast path through accesses that no other context observes, then the
+//! event that ended it.
 //!
-//! `run_fast_path` is the loop through which nearly all accesses pass: L1 hits, and fetches of code that is present. It
-//! ends with a `SlowPathCause`, which is handled at its tick. The loop is then entered again, until the run has a
-//! `BurstOutcome`.
+//! Most accesses hit the L1 of their own core, where nobody else can see them, so their order among
+//! the cores does not matter, and asking the queue of events after each of them would be most of
+//! the work. `run_fast_path` is the loop through which nearly all accesses pass: L1 hits, and
+//! fetches of code that is present. It ends with a `SlowPathCause`, which is handled at its tick.
+//! The loop is then entered again, until the run has a `BurstOutcome`.
+//!
+//! For example, a core at cycle 1,000 may go on with hits to cycle 1,400 while the slowest core is
+//! still at 1,000; its first miss at 1,120 waits until all cores have reached that cycle. The price
+//! is one inaccuracy: within these 400 cycles it may still hit a line that another core has just
+//! invalidated.
 
 use cachemate_core::{Access, AccessKind, BatchEnd, CacheLevel};
 
@@ -96,7 +104,7 @@ impl Burst {
         self.thread = Some(thread);
     }
 
-    /// Returns whether a probe of the thread counts events until an overflow interrupts it.
+    /// Whether a probe of the thread counts events until an overflow interrupts it.
     #[inline]
     pub fn has_overflow_count(&self) -> bool {
         self.has_probes
@@ -132,7 +140,7 @@ impl Burst {
         self.issued_in_record = 0;
     }
 
-    /// Returns the tick up to which time and window allow instructions to issue.
+    /// The tick up to which time and window allow instructions to issue.
     #[inline]
     pub fn find_issue_limit(&self, is_in_order: bool, now: u64, context: &mut HwContext) -> u64 {
         if is_in_order {

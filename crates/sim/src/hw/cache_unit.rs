@@ -63,7 +63,7 @@ impl PendingFills {
             .fold(0, |bits, entry| bits | 1 << (entry.0 % 64));
         self.sweep_threshold = (2 * self.fills.len()).clamp(MIN_SWEEP_THRESHOLD, MAX_PENDING);
     }
-    /// Returns whether the line's data has arrived by `tick`.
+    /// Whether the line's data has arrived by `tick`.
     #[inline]
     pub fn has_arrived(&self, line: u64, tick: u64) -> bool {
         self.pending_fill(line)
@@ -213,15 +213,15 @@ impl CacheUnit {
         self.inclusion == Inclusion::Victim
     }
 
-    /// Returns the bits of `address` (a line of a cache with shorter lines) within this cache's line, which select its
-    /// sector.
+    /// Bits of `address` (a line of a cache with shorter lines) within this cache's line, which
+    /// select its sector.
     pub fn sector_mask(&self, address: u64, child_line_shift: u32) -> u32 {
         1 << ((address >> child_line_shift & ((1 << (self.line_shift - child_line_shift)) - 1))
             as u32
             % SHARER_BITS)
     }
 
-    /// Returns whether the line was in this cache before. If not, none of the caches above has a part of it either,
+    /// If the line was not in this cache before, none of the caches above has a part of it either,
     /// because their lines came through this cache. For a victim cache, the result is always true.
     pub fn was_cached(&self, line: u64) -> bool {
         self.is_victim() || self.history.get(line) != 0
@@ -294,7 +294,7 @@ impl CacheUnit {
             .flatten()
     }
 
-    /// Returns the ticks that `bytes` queue on their way toward the core.
+    /// Ticks that `bytes` queue on their way toward the core.
     #[inline]
     pub fn transfer_out(&mut self, tick: u64, bytes: u64) -> u64 {
         self.counters.bytes_out += bytes;

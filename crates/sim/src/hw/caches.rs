@@ -1,10 +1,21 @@
 //! All caches of a machine as one tree, and the parts that the walks below share.
 //!
-//! The leaves are the L1s; the roots are the caches with memory behind them. A request walks from a leaf outward until
-//! a cache has the line. Every cache on the way is updated at once: the state is exact at the tick of the request, and
-//! only the data arrives later (`PendingFills`). MESI: if a cache has a line in E or M, no cache off its path to memory
-//! has it. A parent's sharer bits show which children may hold the line, and a directory per line of memory shows which
-//! roots may. Both are supersets: a copy that was dropped silently is found missing when it is looked up.
+//! Machines differ in who shares what (a private L2 behind each core, one for two cores, a victim
+//! cache behind both), so the caches are a tree, and one walk serves all shapes. The leaves are the
+//! L1s; the roots are the caches with memory behind them. A request walks from a leaf outward until
+//! a cache has the line. Every cache on the way is updated at once: the state is exact at the tick
+//! of the request, and only the data arrives later (`PendingFills`). A protocol with messages in
+//! flight would be closer to hardware, and would need transient states and retries, which cost far
+//! more time than they change.
+//!
+//! For example, core 0 loads a line that core 2, below another root, has modified. The request
+//! misses in the L1 and the L2 of core 0; the directory names the other root, whose copy is no
+//! longer exclusive from this tick on; and the load waits for the latency of a remote hit, while a
+//! second load of the same line finds it in the L1, and waits for the rest.
+//!
+//! MESI: if a cache has a line in E or M, no cache off its path to memory has it. A parent's sharer
+//! bits show which children may hold the line, and a directory per line of memory shows which roots
+//! may. Both are supersets: a copy that was dropped silently is found missing when it is looked up.
 
 use cachemate_core::{CacheLevel, MachineSpec, MachineSpecError, SplitMix64, WritePolicy};
 
@@ -202,7 +213,7 @@ impl Caches {
         })
     }
 
-    /// Returns the ticks to a copy of the line in another cache.
+    /// Ticks until a copy of the line in another cache arrives.
     pub fn remote_latency_ticks(&self, request: &CacheRequest, copies: SnoopResult) -> u64 {
         let transfer_ticks = if copies.package == Some(request.package) {
             self.same_package_ticks
@@ -288,7 +299,7 @@ impl Caches {
         copies
     }
 
-    /// Returns the sectors of a victim cache's line that overlap the bytes `address` .. + 2^`span_shift`.
+    /// Sectors of a victim cache's line that overlap the bytes `address` .. + 2^`span_shift`.
     fn overlapping_sectors(&self, index: usize, address: u64, span_shift: u32) -> u32 {
         let (unit, child_shift) = (&self.units[index], self.child_line_shift(index));
         let start = address >> span_shift << span_shift;
@@ -506,7 +517,7 @@ impl Caches {
         }
     }
 
-    /// Returns the line length of the caches above, as a shift; for a victim cache, that of its sectors.
+    /// Line length of the caches above, as a shift; for a victim cache, that of its sectors.
     pub fn child_line_shift(&self, index: usize) -> u32 {
         self.units[index]
             .children

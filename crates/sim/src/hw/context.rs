@@ -102,7 +102,7 @@ impl HwContext {
         }
     }
 
-    /// Returns the tick from which its thread could issue; `u64::MAX` if there is no thread.
+    /// The tick from which its thread could issue; `u64::MAX` if there is no thread.
     #[inline(always)]
     pub fn ready_tick(&self) -> u64 {
         if self.thread.is_some() {
@@ -188,7 +188,7 @@ impl HwContext {
         self.ready_at = self.ready_at.max(self.accounted_until);
     }
 
-    /// Returns the stall source of the wait for the last load's value.
+    /// What the wait for the last load's value is charged to.
     pub fn value_wait(&self) -> StallSource {
         StallSource {
             origin: self.value_origin,
@@ -236,7 +236,7 @@ impl HwContext {
         self.outstanding_misses.insert(index, miss);
     }
 
-    /// Returns whether an outstanding miss of this context brings a line at this tick.
+    /// Whether an outstanding miss of this context brings a line at this tick.
     #[inline]
     pub fn has_miss_for(&self, arrival: u64) -> bool {
         self.outstanding_misses
@@ -245,7 +245,7 @@ impl HwContext {
             .any(|miss| miss.returns_at == arrival && !miss.stall_source.is_joined)
     }
 
-    /// Returns the number of instructions that still fit into a window of this size, which the oldest load in flight
+    /// Instructions that still fit into a window of this size, which the oldest load in flight
     /// keeps from advancing.
     #[inline(always)]
     pub fn update_remaining_window(&mut self, window: u64, now: u64) -> u64 {

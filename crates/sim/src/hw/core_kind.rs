@@ -94,7 +94,7 @@ pub(crate) enum CoreKindName {
 }
 
 impl CoreKindName {
-    /// Returns the kind of a machine's cores.
+    /// One kind for all cores.
     pub fn from_machine(machine: &MachineSpec) -> Self {
         let first_level_cache = |level| machine.caches.iter().find(|cache| cache.level == level);
         let (Some(data), Some(code)) = (

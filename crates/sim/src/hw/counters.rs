@@ -44,11 +44,11 @@ pub struct LevelCounts {
 }
 
 impl LevelCounts {
-    /// Returns the misses of all causes.
+    /// Misses of all causes.
     pub fn all_misses(&self) -> u64 {
         self.misses.iter().sum()
     }
-    /// Returns the misses of one cause.
+    /// The part of one cause in [`Self::all_misses`].
     pub fn misses_from(&self, cause: MissCause) -> u64 {
         self.misses[cause as usize]
     }
@@ -84,13 +84,13 @@ pub struct Stalls {
 }
 
 impl Stalls {
-    /// Returns the stalls for data from beyond the first level, including queues.
+    /// Stalls for data from beyond the first level, including queues.
     pub fn data_stalls(&self) -> u64 {
         let hits: u64 = self.hit[CacheLevel::L2 as usize..].iter().sum();
         hits + self.remote_cache + self.local_memory + self.remote_memory + self.queue
     }
-    /// Returns the sum of all causes; together with the issue slots of instructions, these are the ticks on a
-    /// processor.
+    /// Stalls of all causes; together with the issue slots of instructions, these are the ticks on
+    /// a processor.
     pub fn sum(&self) -> u64 {
         self.issue
             + self.hit.iter().sum::<u64>()
@@ -132,12 +132,12 @@ pub struct TaskCounters {
 }
 
 impl TaskCounters {
-    /// Returns the whole cycles on a processor.
+    /// Whole cycles on a processor.
     pub fn cycles(&self) -> u64 {
         self.ticks / self.ticks_per_cycle.max(1)
     }
 
-    /// Returns one event's raw count; `None` if the event is not counted per task.
+    /// The raw count; `None` if the event is not counted per task.
     pub fn event_count(&self, event: CounterEvent) -> Option<u64> {
         let cycles_of = |ticks: u64| ticks / self.ticks_per_cycle.max(1);
         Some(match event {
@@ -173,8 +173,8 @@ impl TaskCounters {
         })
     }
 
-    /// Returns every event as an ideal counter unit reads it: sorted, without multiplexing. `levels` are the machine's
-    /// levels; events of other levels are left out rather than reported as zeros.
+    /// Events as an ideal counter unit reads them: sorted, without multiplexing. `levels` are the
+    /// machine's levels; events of other levels are left out rather than reported as zeros.
     pub fn all_event_counts(&self, levels: &[CacheLevel]) -> EventCounts {
         let events = counted_events(levels);
         EventCounts::exact(
@@ -184,7 +184,7 @@ impl TaskCounters {
         )
     }
 
-    /// Returns the counts since `earlier_counters`, an older copy of these counters.
+    /// `earlier_counters` is an older copy of these counters.
     pub fn since(&self, earlier_counters: &Self) -> Self {
         let mut levels = self.levels;
         levels
@@ -216,7 +216,7 @@ impl TaskCounters {
     }
 }
 
-/// Returns every event that a machine with these cache levels counts, in ascending order.
+/// Events in ascending order.
 pub fn counted_events(levels: &[CacheLevel]) -> Vec<CounterEvent> {
     let mut events = vec![
         CounterEvent::Instructions,

@@ -20,7 +20,7 @@ use super::thread::HwThread;
 const MAX_DEFERRED: usize = 32;
 
 impl HwContext {
-    /// Returns whether the access that depends on the last load can be deferred.
+    /// Whether the access that depends on the last load can be deferred.
     fn can_defer(&self) -> bool {
         let is_l1_hit =
             self.value_tick < u64::MAX && self.value_origin == DataOrigin::Hit(CacheLevel::L1Data);
@@ -57,7 +57,7 @@ impl HwContext {
         Some(BurstOutcome::Blocked)
     }
 
-    /// Returns the index of the first deferred access that is due.
+    /// The first deferred access that is due.
     fn first_due_index(&self, now: u64) -> Option<usize> {
         self.deferred_accesses
             .iter()

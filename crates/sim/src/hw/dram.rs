@@ -26,7 +26,7 @@ struct RequestSlots {
 }
 
 impl RequestSlots {
-    /// Returns the slot that is free first, and the ticks until it is free.
+    /// The slot that is free first, and the ticks until it is free.
     fn first_free_slot(&self, tick: u64) -> (usize, u64) {
         let first_return = self
             .return_ticks
@@ -38,7 +38,7 @@ impl RequestSlots {
         })
     }
 
-    /// Returns the share of slots that are taken, in thousandths.
+    /// Taken slots in thousandths.
     fn taken_slots_permille(&self, tick: u64) -> u64 {
         let used_slots = self
             .return_ticks
@@ -109,7 +109,7 @@ impl Dram {
         }
     }
 
-    /// Returns the address without the bits that `PageIndex` added above it.
+    /// The address without the bits that `PageIndex` added above it.
     pub fn physical_address(&self, address: u64) -> u64 {
         address & self.physical_mask
     }
@@ -178,7 +178,7 @@ impl Dram {
         }
     }
 
-    /// Returns the latency without queueing, the queueing time, and whether the read was local.
+    /// Latency without queueing, the queueing time, and whether the read was local.
     pub fn read(
         &mut self,
         address: u64,
@@ -230,9 +230,9 @@ impl Dram {
         }
     }
 
-    /// Returns the share of the path that is free for prefetches, in thousandths: 1000 if no request is waiting or in
-    /// flight, 0 if more is waiting than one access takes, or all requests are in flight. With first come, first
-    /// served, it is either 0 or 1000.
+    /// Share of the path that is free for prefetches, in thousandths: 1000 if no request is waiting
+    /// or in flight, 0 if more is waiting than one access takes, or all requests are in flight.
+    /// With first come, first served, it is either 0 or 1000.
     pub fn free_room_permille(&self, address: u64, package: u32, tick: u64) -> u64 {
         let backlog = self.backlog_ticks(address, package, tick);
         if !self.scheduling_spec.demand_priority {
@@ -250,7 +250,7 @@ impl Dram {
         1000 - waiting_permille.max(taken_permille)
     }
 
-    /// Returns whether [`Dram::free_room_permille`] is above 0.
+    /// Whether [`Dram::free_room_permille`] is above 0.
     pub fn has_free_room(&self, address: u64, package: u32, tick: u64) -> bool {
         let backlog = self.backlog_ticks(address, package, tick);
         if !self.scheduling_spec.demand_priority {
@@ -266,7 +266,7 @@ impl Dram {
             })
     }
 
-    /// Returns the ticks that a request would wait after all others, at the bus or the controller.
+    /// Ticks that a request would wait after all others, at the bus or the controller.
     fn backlog_ticks(&self, address: u64, package: u32, tick: u64) -> u64 {
         let (controller, _) = &self.controllers[self.node_of(address)];
         let bus = self

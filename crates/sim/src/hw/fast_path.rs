@@ -1,11 +1,19 @@
-//! The fast path through a run: the loop through which nearly all accesses pass, and the step beyond the L1.
+//! The fast path through a run: the loop through which nearly all accesses pass, and the step
+//! beyond the L1.
 //!
-//! Problem: an L1 hit takes a handful of host instructions, whereas the bookkeeping around it takes many times as many.
-//! Method: one loop per kind of core (`core_kind`), whose state stays in registers from the first access of a run to
-//! the last. `run_plain_hits` compares every access with one bound for time, window and code; `handle_non_plain_access`
-//! handles a single access that is not a plain hit, and leaves accesses that wait for others or that probes observe to
-//! the slow path (`burst`). Properties: the bound may be outdated, because a load has returned; the slow path checks it
-//! again at the same tick.
+//! An L1 hit takes a handful of host instructions, whereas the bookkeeping around it takes many
+//! times as many. So there is one loop per kind of core (`core_kind`), whose state stays in
+//! registers from the first access of a run to the last. `run_plain_hits` compares every access
+//! with one bound for time, window and code; `handle_non_plain_access` handles a single access that
+//! is not a plain hit, and leaves accesses that wait for others or that probes observe to the slow
+//! path (`burst`).
+//!
+//! For example, a context may issue until tick 8,000, its window has room for 60 instructions, and
+//! its next fetch of code is 40 instructions ahead. The bound is the nearest of the three, and each
+//! of the hits before it costs one comparison.
+//!
+//! The bound may be outdated, because a load has returned; the slow path checks it again at the
+//! same tick.
 
 use cachemate_core::{Access, AccessKind, CacheLevel, WritePolicy};
 
@@ -176,7 +184,7 @@ impl CoreFrontEnd {
         (burst.tick, burst.issued_in_record) = (tick, tick.wrapping_sub(cursor.record_start));
     }
 
-    /// Returns the access that was held. Its line may have been taken away in the meantime.
+    /// The access that was held. Its line may have been taken away in the meantime.
     #[inline(always)]
     fn resumed_access<K: CoreKind>(
         &self,

@@ -50,7 +50,7 @@ pub(crate) struct CoreFrontEnd {
 }
 
 impl CoreFrontEnd {
-    /// Returns the request of a thread of this core for a physical address.
+    /// The thread belongs to this core, and `address` is physical.
     #[inline(always)]
     pub fn build_request(
         &self,
@@ -72,8 +72,8 @@ impl CoreFrontEnd {
         }
     }
 
-    /// Returns the miss that returns first if there is no miss register (or entry of the store buffer) for another
-    /// miss.
+    /// The miss that returns first if there is no miss register (or entry of the store buffer) for
+    /// another miss.
     #[inline(never)]
     pub fn find_blocking_miss(
         &mut self,
@@ -108,8 +108,7 @@ impl CoreFrontEnd {
         self.contexts[context_index].mshrs_in_use < self.max_outstanding(context_index)
     }
 
-    /// Returns the number of misses that the context may have outstanding: out of order it shares the registers, in
-    /// order it has a store buffer.
+    /// Out of order, the context shares the registers; in order, it has a store buffer.
     #[inline(always)]
     pub fn max_outstanding(&self, context_index: usize) -> usize {
         let contexts = if self.is_in_order {

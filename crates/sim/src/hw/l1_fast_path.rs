@@ -13,7 +13,7 @@ use super::counters::TaskCounters;
 use super::store::{EXCLUSIVE, LineMeta, MODIFIED, PENDING, SHARED, SHARER_BITS, SLOW_PATH_BITS};
 
 impl CacheUnit {
-    /// Returns whether a hit by this child affects no other cache.
+    /// Whether a hit by this child affects no other cache.
     #[inline]
     pub fn is_plain_hit(&self, meta: LineMeta, bit: u32, is_store: bool) -> bool {
         // Without branches, because a branch on stores cannot be predicted.
@@ -80,8 +80,9 @@ impl Caches {
         }
     }
 
-    /// Returns whether the core's own second level serves the request, so that no other core can observe it. The second
-    /// level must be private and have the line, and a dirty line evicted from the L1 must be present behind it.
+    /// Whether the core's own second level serves the request, so that no other core can observe
+    /// it. The second level must be private and have the line, and a dirty line evicted from the L1
+    /// must be present behind it.
     pub fn can_next_level_serve(
         &self,
         l1: usize,

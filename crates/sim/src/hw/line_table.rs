@@ -48,8 +48,9 @@ impl LineTable {
         )
     }
 
-    /// Returns the page's slot, or the free one where it would be inserted. Neighboring pages have neighboring slots,
-    /// eight to a line of the host's caches, because programs go from page to page. Blocks of eight are scattered.
+    /// The page's slot, or the free one where it would be inserted. Neighboring pages have
+    /// neighboring slots, eight to a line of the host's caches, because programs go from page to
+    /// page. Blocks of eight are scattered.
     #[inline(always)]
     fn find_slot(&self, key: u32) -> usize {
         let block = (u64::from(key) / SLOTS_PER_BLOCK).wrapping_mul(0x9e37_79b9_7f4a_7c15)

@@ -1,8 +1,13 @@
 //! The machine's hardware: cores, caches, coherence, prefetchers, buses, memory, counters.
 //!
-//! The operating system loads threads onto contexts, lets time pass with [`Hardware::run`], and is informed when a
-//! thread requests something from it. It provides translations through [`FrameProvider`]. The hardware makes no
-//! scheduling decisions.
+//! Hardware executes what it is given, and never chooses. So the operating system loads threads
+//! onto contexts, lets time pass with [`Hardware::run`], and is informed when a thread requests
+//! something from it; it provides translations through [`FrameProvider`]. Both sides can then be
+//! tested alone: caches without a scheduler, and the scheduler without caches.
+//!
+//! For example, a thread touches a page for the first time. The access stops the run with the
+//! page's number; the operating system allocates a frame of an allowed color, charges the fault to
+//! the thread, and runs on.
 
 mod burst;
 mod cache_unit;
@@ -85,7 +90,7 @@ pub struct FrameLookup {
 
 /// Provides missing translations; the operating system allocates frames, colors them and charges the time.
 pub trait FrameProvider {
-    /// Returns the frame of `page`, a virtual page number. Code pages are requested like data pages, as loads.
+    /// `page` is a virtual page number. Code pages are requested like data pages, as loads.
     fn find_frame(
         &mut self,
         process: ProcessId,
@@ -153,7 +158,8 @@ pub struct Hardware {
 /// Bytes of state for each line of a simulated cache: tag, age, state.
 const LINE_STATE_BYTES: u64 = 12;
 
-/// Returns an error, rather than ending the process, if this host lacks the memory for the machine's caches.
+/// An error, rather than the end of the process, if this host lacks the memory for the machine's
+/// caches.
 fn check_host_memory(spec: &MachineSpec) -> Result<(), MachineSpecError> {
     let mut state_bytes = 0u64;
     for (index, cache) in spec.caches.iter().enumerate() {
@@ -227,17 +233,17 @@ impl Hardware {
         })
     }
 
-    /// Returns the specification given to [`Hardware::new`].
+    /// The specification given to [`Hardware::new`].
     pub fn spec(&self) -> &MachineSpec {
         &self.spec
     }
 
-    /// Returns the ticks of one cycle, for counters in ticks.
+    /// Counters are in ticks.
     pub fn ticks_per_cycle(&self) -> u64 {
         self.ticks_per_cycle
     }
 
-    /// Returns the cycle that every CPU has reached.
+    /// The cycle that every CPU has reached.
     pub fn now_cycles(&self) -> u64 {
         self.now_tick / self.ticks_per_cycle
     }
@@ -290,8 +296,8 @@ impl Hardware {
         thread.map(|thread| *thread)
     }
 
-    /// Returns the thread on a CPU. Its counters are complete up to the last stop of [`Hardware::run`] for time, or for
-    /// this CPU.
+    /// Its counters are complete up to the last stop of [`Hardware::run`] for time, or for this
+    /// CPU.
     pub fn thread(&self, cpu: CpuId) -> Option<&HwThread> {
         let (core, context_index) = self.context_index(cpu);
         self.cores[core].front_end.contexts[context_index]
@@ -299,7 +305,7 @@ impl Hardware {
             .as_deref()
     }
 
-    /// Returns the thread on a CPU; `None` if there is none.
+    /// `None` if the CPU has no thread.
     pub fn thread_mut(&mut self, cpu: CpuId) -> Option<&mut HwThread> {
         self.context_mut(cpu).thread.as_deref_mut()
     }
@@ -450,28 +456,28 @@ impl Hardware {
         Ok(())
     }
 
-    /// Returns the counters of one hardware context since the start.
+    /// Counts of one hardware context since the start.
     pub fn cpu_counters(&self, cpu: CpuId) -> CpuCounters {
         let (core, context_index) = self.context_index(cpu);
         self.cores[core].front_end.contexts[context_index].counters
     }
-    /// Returns the counters of a cache of this machine; zeros for an unknown id.
+    /// An unknown id has zeros.
     pub fn cache_counters(&self, cache: CacheId) -> CacheCounters {
         self.find_cache_unit(cache)
             .map(|unit| unit.counters)
             .unwrap_or_default()
     }
-    /// Returns the counters of a node of this machine; zeros for an unknown number.
+    /// An unknown node has zeros.
     pub fn memory_counters(&self, node: u32) -> MemoryCounters {
         self.caches.dram.memory_counters(node).unwrap_or_default()
     }
-    /// Returns the counters of a package's bus; `None` if packages have no bus.
+    /// `None` if packages have no bus.
     pub fn bus_counters(&self, package: u32) -> Option<BusCounters> {
         self.caches.dram.bus_counters(package)
     }
 
-    /// Returns the bytes of the lines that each task brought into the cache and that are still there, by ascending
-    /// task, without zeros.
+    /// Bytes of the lines that each task brought into the cache and that are still there, by
+    /// ascending task, without zeros.
     pub fn occupancy_bytes(&self, cache: CacheId) -> Vec<(TaskId, u64)> {
         let Ok(unit) = self.find_cache_unit(cache) else {
             return Vec::new();
@@ -496,8 +502,7 @@ impl Hardware {
             .collect()
     }
 
-    /// Returns the evictions in one cache as (evictor, victim, lines), ascending, without zeros, including a task's
-    /// own.
+    /// Entries are (evictor, victim, lines), ascending, without zeros, including a task's own.
     pub fn evictions(&self, cache: CacheId) -> Vec<(TaskId, TaskId, u64)> {
         let Ok(unit) = self.find_cache_unit(cache) else {
             return Vec::new();

@@ -38,7 +38,8 @@ pub(crate) struct SetBits {
 }
 
 impl SetBits {
-    /// Returns `None` if the bits that select the set lie within a page, or are those of the physical address.
+    /// `None` if the bits that select the set lie within a page, or are those of the physical
+    /// address.
     pub fn new(machine: &MachineSpec, cache: &CacheSpec) -> Option<Self> {
         let within_page = (machine.pages.page_bytes / u64::from(cache.line_bytes))
             .max(1)
@@ -56,7 +57,7 @@ impl PageIndex {
     /// Largest number of bits that a byte of `index_bits_by_frame` can hold.
     pub const MAX_PAGE_BITS: u32 = 7;
 
-    /// Returns the number of bits by which names are longer than frames.
+    /// The number of bits by which names are longer than frames.
     pub fn page_bits(machine: &MachineSpec) -> u32 {
         let bits = machine.caches.iter().filter_map(|cache| {
             let within_page = SetBits::new(machine, cache)?.line_bits_within_page;
@@ -73,7 +74,7 @@ impl PageIndex {
         }
     }
 
-    /// Returns the name of a frame to which a virtual page is (about to be) mapped.
+    /// The name of a frame to which a virtual page is (about to be) mapped.
     pub fn name_frame(&mut self, frame: u64, page: u64) -> u64 {
         if self.page_bits == 0 {
             return frame;

@@ -55,8 +55,8 @@ pub(crate) struct Core {
     pub next_advance_tick: u64,
 }
 
-/// Returns the two smallest keys. A key orders contexts by tick, then in turn after the last context, with the last one
-/// itself at the end. The next context is unpredictable, so the loop has no branches.
+/// A key orders contexts by tick, then in turn after the last context, with the last one itself at
+/// the end. The next context is unpredictable, so the loop has no branches.
 #[inline(always)]
 fn two_smallest_keys(ready_ticks: &[u64], last_context: usize) -> (u64, u64) {
     let (mut first_key, mut second_key) = (u64::MAX, u64::MAX);
@@ -123,7 +123,7 @@ impl Core {
         }
     }
 
-    /// Returns the tick of the core's next possible action; `u64::MAX` if there is none.
+    /// Tick of the core's next possible action; `u64::MAX` if there is none.
     #[inline]
     pub fn next_tick(&self) -> u64 {
         if self.burst.thread.is_some() {
@@ -157,8 +157,8 @@ impl Core {
         }
     }
 
-    /// Returns the context whose turn it is, the tick at which it is ready, and the tick at which the next other one
-    /// is. `u64::MAX` means never.
+    /// The context whose turn it is, the tick at which it is ready, and the tick at which the next
+    /// other one is. `u64::MAX` means never.
     #[inline]
     fn pick_context(&self) -> (usize, u64, u64) {
         let ((last_context, turn_end), context_count) = (self.current_turn, self.ready_ticks.len());

@@ -162,7 +162,7 @@ pub struct Overflow {
     pub interrupt_count: u64,
 }
 
-/// Returns a uniform number in 1 ..= 2 `mean` - 1, which is `mean` on average and never in step with a loop.
+/// Uniform in 1 ..= 2 `mean` - 1, which is `mean` on average and never in step with a loop.
 pub(super) fn draw_jitter(mean: u32, seed: u64) -> u64 {
     let span = 2 * u64::from(mean.max(1)) - 1;
     1 + ((u128::from(SplitMix64::scatter(seed ^ 0x5851_f42d_4c95_7f2d)) * u128::from(span)) >> 64)

@@ -39,7 +39,7 @@ impl CoreQueue {
         }
     }
 
-    /// Returns the first core, and the first of the others (`u64::MAX` if there are none).
+    /// The first core, and the first of the others (`u64::MAX` if there are none).
     #[inline]
     pub fn find_two_earliest(&self) -> ((u64, usize), (u64, usize)) {
         let first_key = self.winners[1];

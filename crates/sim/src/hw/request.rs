@@ -1,4 +1,14 @@
 //! The path of one request: L1, the further levels, other caches, memory.
+//!
+//! Every miss of every core takes this path, so it decides what a miss costs and to whom it is
+//! counted. Latencies in machine descriptions are those from the core's request to the data,
+//! because that is what is measured and published; the levels before are part of them and are not
+//! added.
+//!
+//! For example, on `xeon-x5365-4` a load hits in the L2 after 14 cycles, and comes from memory
+//! after 360 and not after 3 + 14 + 360. To these 360 are added the waits for the front-side bus
+//! and the controller, whose ends are known at once, because each is a server with a queue that is
+//! ordered by time.
 
 use cachemate_core::{CacheLevel, Inclusion, WritePolicy};
 

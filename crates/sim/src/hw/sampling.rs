@@ -70,7 +70,7 @@ pub(crate) struct SampleEffect {
 }
 
 impl Probes {
-    /// Returns whether the probes must observe every single access and fetched line.
+    /// Whether the probes must observe every single access and fetched line.
     pub(crate) fn must_observe_all(&self) -> bool {
         let is_first_level =
             |level: CacheLevel| level == CacheLevel::L1Data || level == CacheLevel::L1Instruction;
@@ -369,8 +369,9 @@ impl Overflow {
     }
 }
 
-/// Returns whether the instruction is at most `max_distance` behind the earlier one. Numbers belong to a context: a smaller
-/// number is from another context, on which the thread ran after the earlier instruction.
+/// Whether the instruction is at most `max_distance` behind the earlier one. Numbers belong to a
+/// context: a smaller number is from another context, on which the thread ran after the earlier
+/// instruction.
 fn is_in_shadow(instruction: u64, earlier_instruction: u64, max_distance: u64) -> bool {
     instruction
         .checked_sub(earlier_instruction)

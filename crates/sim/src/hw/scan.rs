@@ -3,7 +3,7 @@
 //! Every x86-64 has SSE2, so tags are compared four at a time without a check. The smallest age is searched on every
 //! insertion; that code is compiled a second time for processors with AVX2. Both find the same way.
 
-/// Returns a bit for each of four consecutive words that equals `tag`.
+/// A bit for each of four consecutive words that equals `tag`.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(crate) fn equal_4(words: &[u32; 4], tag: u32) -> u32 {
@@ -29,7 +29,7 @@ pub(crate) fn equal_4(words: &[u32; 4], tag: u32) -> u32 {
         .fold(0, |bits, (&word, way)| bits | u32::from(word == tag) << way)
 }
 
-/// Returns a bit for each word that equals `tag`. There is no loop if the number of words is known.
+/// A bit for each word that equals `tag`. There is no loop if the number of words is known.
 #[inline(always)]
 pub(crate) fn equal_mask(words: &[u32], tag: u32) -> u32 {
     let (quads, remainder) = words.as_chunks::<4>();
@@ -44,7 +44,7 @@ pub(crate) fn equal_mask(words: &[u32], tag: u32) -> u32 {
         })
 }
 
-/// Returns the index of the first word that equals `tag`, without a branch per way.
+/// The first word that equals `tag`, without a branch per way.
 #[inline(always)]
 pub(crate) fn find_tag(words: &[u32], tag: u32) -> Option<usize> {
     let (quads, remainder) = words.as_chunks::<4>();
@@ -75,7 +75,7 @@ pub(crate) fn find_tag(words: &[u32], tag: u32) -> Option<usize> {
         .map(|way| 4 * quads.len() + way)
 }
 
-/// Returns the index of the first of the smallest words. A minimum of unsigned words takes one instruction from SSE4.1
+/// The first of the smallest words. A minimum of unsigned words takes one instruction from SSE4.1
 /// on, and seven before.
 #[inline(always)]
 fn index_of_min(ages: &[u32]) -> usize {
@@ -106,8 +106,8 @@ fn index_of_min_avx2(ages: &[u32]) -> usize {
     }
 }
 
-/// Returns the index of the first of the smallest words of two vectors, the second of which begins at
-/// `second_offset`. They may overlap.
+/// The first of the smallest words of two vectors, the second of which begins at `second_offset`.
+/// They may overlap.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1")]
 #[inline]
@@ -160,7 +160,7 @@ impl MinAgeScan {
         }
     }
 
-    /// Returns the first way of the smallest age.
+    /// The first way of the smallest age.
     #[inline(always)]
     pub fn oldest_way(self, ages: &[u32]) -> usize {
         #[cfg(target_arch = "x86_64")]

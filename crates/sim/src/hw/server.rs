@@ -90,7 +90,7 @@ impl BandwidthServer {
         }) += ticks << FRACTION_BITS;
     }
 
-    /// Returns the ticks that a request at `tick` would wait after all others.
+    /// Ticks that a request at `tick` would wait after all others.
     pub fn backlog_ticks(&self, tick: u64) -> u64 {
         let arrival = tick << FRACTION_BITS;
         let idle_time = arrival.saturating_sub(self.free_at.max(self.settled_until));
@@ -98,7 +98,7 @@ impl BandwidthServer {
             >> FRACTION_BITS
     }
 
-    /// Returns the ticks for which `bytes` keep the server busy (rounded).
+    /// Ticks are rounded.
     pub fn busy_ticks(&self, bytes: u64) -> u64 {
         (bytes * self.ticks_per_byte + (1 << (FRACTION_BITS - 1))) >> FRACTION_BITS
     }

@@ -90,9 +90,9 @@ impl CoreFrontEnd {
         )
     }
 
-    /// Returns whether an outstanding miss of the context brings this line. Accesses to it wait in the register of that
-    /// miss, as in Intel's line fill buffers (Optimization Reference Manual). In an in-order core, each store needs its
-    /// own entry.
+    /// Accesses to a line that an outstanding miss of the context brings wait in the register of
+    /// that miss, as in Intel's line fill buffers (Optimization Reference Manual). In an in-order
+    /// core, each store needs its own entry.
     pub(super) fn can_join_miss(
         &self,
         context_index: usize,

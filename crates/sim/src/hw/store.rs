@@ -1,12 +1,21 @@
-//! The tags of one cache: sets, replacement, way masks, and the MESI state, owner and sharers of each line.
+//! The tags of one cache: sets, replacement, way masks, and the MESI state, owner and sharers of
+//! each line.
 //!
-//! Problem: there are tens of caches with millions of lines, which are looked up a hundred million times a second.
-//! Method: each line takes twelve bytes, stored set by set (tags, then the rest, then ages or
-//! predictions of reuse; random replacement has none). Zero means absent, so that the host commits memory only for sets that were used. The state needed for a hit
-//! is stored together. Ways keep their position (way masks need it); LRU is an age per line from a clock of the cache,
-//! which is renumbered before it could wrap. In a virtually indexed cache, the set's upper bits are those of the page
-//! (`page_index`). Properties: a tag is the line number without its set bits (if the number of sets is a power of two),
-//! plus one; set and tag together restore the line number when the line leaves.
+//! There are tens of caches with millions of lines, which are looked up a hundred million times a
+//! second, so what counts is how many lines of the *host's* caches a look-up touches. Each line
+//! takes twelve bytes, stored set by set (tags, then the rest, then ages or predictions of reuse;
+//! random replacement has none), and the state needed for a hit is stored together. Zero means
+//! absent, so that the host commits memory only for sets that were used.
+//!
+//! For example, an L3 of 32 MiB has 524,288 lines and takes 6 MiB here. The sixteen tags of a set
+//! fill one line of the host, and are compared with a few vector instructions.
+//!
+//! Ways keep their position, because way masks need it. LRU is therefore an age per line, from a
+//! clock of the cache which is renumbered before it could wrap, and not the order of the lines,
+//! which would have to be moved at every hit. In a virtually indexed cache, the set's upper bits
+//! are those of the page (`page_index`). A tag is the line number without its set bits (if the
+//! number of sets is a power of two), plus one; set and tag together restore the line number when
+//! the line leaves.
 
 use cachemate_core::{CacheSpec, ReplacementPolicy, SplitMix64};
 
@@ -49,14 +58,14 @@ impl LineMeta {
     pub fn with_state(self, state: u32) -> Self {
         LineMeta(self.0 & !STATE_MASK | state)
     }
-    /// Returns the metadata after a hit by a store or a load. There is no branch, because `MODIFIED` has all bits of
-    /// the state.
+    /// Metadata after a hit by a store or a load. There is no branch, because `MODIFIED` has all
+    /// bits of the state.
     #[inline]
     pub fn after_hit(self, is_store: bool) -> Self {
         LineMeta(self.0 | (MODIFIED * u32::from(is_store)))
     }
-    /// Returns whether an access affects more than this cache: a fill to wait for, a prefetch's first use, or a store
-    /// to a line that others may have.
+    /// Whether an access affects more than this cache: a fill to wait for, a prefetch's first use,
+    /// or a store to a line that others may have.
     #[inline]
     pub fn needs_slow_path(self, is_store: bool, writes_through: bool) -> bool {
         (self.0 & SLOW_PATH_BITS != 0) | (is_store & (writes_through | (self.state() == SHARED)))
@@ -132,8 +141,8 @@ impl TagLayout {
         (line >> self.tag_shift) as u32 + 1
     }
 
-    /// Returns the set, from low line bits (so that page colors partition them), with the slice from a hash of all
-    /// bits.
+    /// Low line bits select the set, so that page colors partition the sets; a hash of all bits
+    /// selects the slice.
     #[inline(always)]
     fn set_of(&self, line: u64) -> u64 {
         if self.needs_division_or_hash {
@@ -226,7 +235,7 @@ impl TagStore {
         }
     }
 
-    /// Returns the number of line bits that tags omit.
+    /// Line bits that tags omit.
     pub fn tag_shift(spec: &CacheSpec, set_bits: Option<SetBits>) -> u32 {
         if let Some(bits) = set_bits {
             return bits.line_bits_within_page;
@@ -299,14 +308,14 @@ impl TagStore {
         Ok(())
     }
 
-    /// Returns the line with this tag in the set of another line, which may also be given by its set.
+    /// The line with this tag in the set of another line, which may also be given by its set.
     #[inline(always)]
     fn line_of(&self, tag: u32, set_line: u64) -> u64 {
         (u64::from(tag) - 1) << self.layout.tag_shift
             | set_line & ((1 << self.layout.tag_shift) - 1)
     }
 
-    /// Returns the number of sets in all slices.
+    /// Sets of all slices together.
     pub fn total_sets(&self) -> u64 {
         self.layout.sets * self.layout.slices
     }
@@ -317,7 +326,8 @@ impl TagStore {
         self.layout.set_of(line)
     }
 
-    /// Returns the index of the line's tag word, which the functions below take. The replacement state does not change.
+    /// The index of the line's tag word, which the functions below take. The replacement state does
+    /// not change.
     #[inline(always)]
     pub fn find(&self, line: u64) -> Option<usize> {
         self.layout.find(&self.words, line)
@@ -378,8 +388,8 @@ impl TagStore {
         self.words[tag_index + 2 * self.layout.ways] = prediction;
     }
 
-    /// Returns an allowed way of a full set whose line is expected last. All predictions of the allowed ways are raised until one
-    /// is.
+    /// An allowed way of a full set whose line is expected last. All predictions of the allowed
+    /// ways are raised until one is.
     fn choose_rrip_victim(&mut self, base: usize, is_allowed: impl Fn(usize) -> bool) -> usize {
         let predictions = &mut self.words[base + 2 * self.layout.ways..base + 3 * self.layout.ways];
         let allowed = || (0..predictions.len()).filter(|&way| is_allowed(way));
@@ -396,7 +406,8 @@ impl TagStore {
         victim
     }
 
-    /// Gives the lines of every set the ages 1, 2, ... in their present order, so that the clock can start again.
+    /// The lines of every set get the ages 1, 2, ... in their present order, so that the clock can
+    /// start again.
     #[cold]
     fn renumber_ages(&mut self) {
         for set in self.words[self.layout.first_word..].chunks_exact_mut(self.layout.words_per_set)
@@ -434,14 +445,14 @@ impl TagStore {
         node - self.layout.ways
     }
 
-    /// Returns the way with the smallest age under LRU. An absent line has age 0, so its way comes first.
+    /// The way with the smallest age under LRU. An absent line has age 0, so its way comes first.
     #[inline(always)]
     fn oldest_way(&self, base: usize) -> usize {
         self.min_age_scan
             .oldest_way(&self.words[base + 2 * self.layout.ways..base + 3 * self.layout.ways])
     }
 
-    /// Returns the way to fill: an empty allowed one, otherwise by policy. `mask` of `None` allows all ways.
+    /// An empty allowed way, otherwise one by policy. `mask` of `None` allows all ways.
     #[inline]
     fn choose_victim(&mut self, base: usize, mask: Option<u64>) -> usize {
         if let Some(mask) = mask {
@@ -512,7 +523,7 @@ impl TagStore {
         }
     }
 
-    /// Returns a uniform number below `count`.
+    /// Uniform below `count`.
     fn draw_way(&mut self, count: u64) -> usize {
         self.random.draw_below(count) as usize
     }
@@ -546,12 +557,12 @@ impl TagStore {
         evicted
     }
 
-    /// Returns whether the cache replaces the least recently used line.
+    /// Whether ages alone decide the next victim.
     pub fn is_lru(&self) -> bool {
         self.replacement == ReplacementPolicy::Lru
     }
 
-    /// Returns the line that this one would displace, under LRU and without masks. `None` if there is none.
+    /// The line that this one would displace, under LRU and without masks. `None` if there is none.
     pub fn next_victim(&self, line: u64) -> Option<EvictedLine> {
         let base = self.layout.set_start(line);
         let tag_index = base + self.oldest_way(base);

@@ -94,12 +94,12 @@ impl HwThread {
             .observe_code((self.next_code_address - 1) >> line_shift, tick, sampling);
     }
 
-    /// Returns the task's number in the caches' records. Tasks from 65 533 on share one number.
+    /// The task's number in the caches' records. Tasks from 65 533 on share one number.
     pub(crate) fn slot_number(&self) -> u16 {
         self.task.0.min(u32::from(u16::MAX) - 2) as u16
     }
 
-    /// Returns the work done so far, in the program's own unit.
+    /// Work in the program's own unit; `None` if it has none.
     pub fn progress(&self) -> Option<f64> {
         self.source.progress()
     }
@@ -133,7 +133,7 @@ impl TranslationTable {
         let (is_mapped, frame) = self.probe_entry(page);
         is_mapped.then_some(frame)
     }
-    /// Returns whether the page is present, and the frame stored in its place.
+    /// Whether the page is present, and the frame stored in its place.
     #[inline(always)]
     pub(crate) fn probe_entry(&self, page: u64) -> (bool, u64) {
         let entry = self.entries[page as usize % TLB_ENTRIES];

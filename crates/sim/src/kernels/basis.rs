@@ -1,16 +1,22 @@
-//! The basis of a network simplex: a spanning tree over a day's timetable, with its flows and potentials.
+//! The basis of a network simplex: a spanning tree over a day's timetable, with its flows and
+//! potentials.
 //!
-//! Problem: mcf's misses depend on the number of tree nodes that a pivot touches, the length of its cycle, and the arcs
-//! that violate optimality. None of these can be drawn at random without deciding the result.
+//! mcf's misses depend on the number of tree nodes that a pivot touches, the length of its cycle,
+//! and the arcs that violate optimality. None of these can be drawn at random without deciding the
+//! result, so the kernel runs a real simplex. The trips of a day are to be covered by as few
+//! vehicles as possible. A trip has a start and an end node; a depot arc leads to each start and
+//! from each end; a dead-head arc leads from an end to a later start. All capacities are one. The
+//! tree is stored as in mcf (Löbel 1997: parent, first child, siblings, size of the subtree,
+//! direction and flow of the arc to the parent).
 //!
-//! Method: the kernel runs a real simplex. The trips of a day are to be covered by as few vehicles as possible. A trip
-//! has a start and an end node; a depot arc leads to each start and from each end; a dead-head arc leads from an end to
-//! a later start. All capacities are one. The tree is stored as in mcf (Löbel 1997: parent, first child, siblings, size
-//! of the subtree, direction and flow of the arc to the parent). Ends and costs of arcs are hashes of their index, so
-//! that arcs need no host memory.
+//! For example, the test input of 429.mcf has 5,985 trips, which its published solution covers with
+//! 206 vehicles, 29 trips each; trips of 10 to 64 minutes, spread evenly over a day, come to the
+//! same.
 //!
-//! Properties: after every pivot, the tree spans all nodes, and sizes are those of the subtrees. Flows are 0 or 1 and
-//! conserved, and basic arcs have reduced cost 0 (tested).
+//! Ends and costs of arcs are hashes of their index, so that arcs need no host memory; a real input
+//! of 190 MB would need as much here. After every pivot, the tree spans all nodes, and sizes are
+//! those of the subtrees. Flows are 0 or 1 and conserved, and basic arcs have reduced cost 0
+//! (tested).
 
 use super::random::{hash_value, map_to_range};
 
@@ -68,7 +74,7 @@ pub(super) struct Pivot {
 }
 
 impl Pivot {
-    /// Returns the two ends of the entering arc: first the one within the subtree to be cut off.
+    /// First the end within the subtree to be cut off.
     pub fn entering_arc_ends(&self) -> (u32, u32) {
         if self.is_cut_on_from_path {
             (self.from_node, self.to_node)
@@ -92,9 +98,10 @@ pub(super) struct Basis {
 }
 
 impl Basis {
-    /// Returns the number of trips whose arcs fill `arcs`.
+    /// Trips whose arcs fill `arcs`.
     ///
-    /// In 429.mcf's test input, the generated arcs are 13.4 % of all pairs of its trips (2 393 292 of 5 985^2 / 2).
+    /// In 429.mcf's test input, the generated arcs are 13.4 % of all pairs of its trips (2 393 292
+    /// of 5 985^2 / 2).
     pub fn trip_count(arcs: u64) -> u64 {
         let trips = libm::sqrt(2.0 * arcs as f64 / 0.134) as u64;
         trips.min(arcs / (2 * (TRIP_ARCS + GIVEN_ARCS))).max(8)
@@ -183,10 +190,10 @@ impl Basis {
         self.link(node, parent);
     }
 
-    /// Returns tail, head and cost of an arc.
+    /// Tail, head and cost.
     ///
-    /// Trips start evenly over the day and last 10 to 64 minutes, so 29 trips make a vehicle's day, as in the published
-    /// solution (5 985 trips, 206 vehicles).
+    /// Trips start evenly over the day and last 10 to 64 minutes, so 29 trips make a vehicle's day,
+    /// as in the published solution (5 985 trips, 206 vehicles).
     #[inline]
     pub fn arc_ends_and_cost(&self, arc: u64) -> (u32, u32, i64) {
         let trips = self.trips;
@@ -233,7 +240,7 @@ impl Basis {
         (end(trip), start(head_trip), cost)
     }
 
-    /// Returns the first trip that starts after this one has ended.
+    /// The first trip that starts after this one has ended.
     #[inline]
     fn first_trip_after(&self, trip: u64) -> u64 {
         let minutes = 10 + hash_value(trip ^ self.salt) % 55;
@@ -257,7 +264,8 @@ impl Basis {
         cost - self.nodes[tail as usize].potential + self.nodes[head as usize].potential
     }
 
-    /// Returns whether a change of the flow over a nonbasic arc of this reduced cost would improve the solution.
+    /// Whether a change of the flow over a nonbasic arc of this reduced cost would improve the
+    /// solution.
     pub fn is_violating(&self, arc: u64, reduced_cost: i64) -> bool {
         if reduced_cost < 0 {
             !self.is_at_upper_bound(arc)
@@ -272,8 +280,8 @@ impl Basis {
         self.costs_salt = hash_value(self.costs_salt);
     }
 
-    /// Returns the cycle that an arc closes, with the first arc on it that blocks. `on_climb` is called for every step
-    /// up the tree.
+    /// The cycle that an arc closes, with the first arc on it that blocks. `on_climb` is called for
+    /// every step up the tree.
     pub fn find_pivot(&self, entering_arc: u64, mut on_climb: impl FnMut(u32)) -> Pivot {
         let (tail, head, cost) = self.arc_ends_and_cost(entering_arc);
         let reduced_cost = self.reduced_cost(tail, head, cost);
@@ -318,7 +326,7 @@ impl Basis {
         }
     }
 
-    /// Returns the amount by which the potentials of the cut-off subtree change.
+    /// The change of the potentials of the cut-off subtree.
     pub fn potential_change(&self, pivot: &Pivot) -> i64 {
         let inner_end = pivot.entering_arc_ends().0;
         if inner_end == self.arc_ends_and_cost(pivot.entering_arc).0 {
@@ -471,8 +479,8 @@ impl Basis {
         };
     }
 
-    /// Returns the node that follows `node` in the depth-first order of the subtree of `root`; `None` after the last
-    /// one.
+    /// The node that follows `node` in the depth-first order of the subtree of `root`; `None` after
+    /// the last one.
     pub fn next_in_depth_first_order(&self, node: u32, root: u32) -> Option<u32> {
         self.next_in_subtree(node, root, |_, _| ())
     }
@@ -533,7 +541,7 @@ mod tests {
         true
     }
 
-    /// Returns the number of vehicles in use, and for every node the flow in minus the flow out.
+    /// Vehicles in use, and for every node the flow in minus the flow out.
     fn flow_balance(basis: &Basis) -> (u64, Vec<i32>) {
         let mut excess = vec![0; basis.nodes.len()];
         let mut vehicles = 0;
@@ -607,7 +615,8 @@ mod tests {
         );
     }
 
-    /// Returns the maximum number of trips that can follow another one in the same vehicle (Berge's augmenting paths).
+    /// The maximum number of trips that can follow another one in the same vehicle (Berge's
+    /// augmenting paths).
     fn max_matching(basis: &Basis) -> u64 {
         let mut followers = vec![Vec::new(); basis.trips as usize];
         for arc in TRIP_ARCS * basis.trips..basis.arcs {

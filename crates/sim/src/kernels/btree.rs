@@ -48,7 +48,7 @@ impl BTree {
         self.leaf_count
     }
 
-    /// Returns the address of leaf `index`.
+    /// Leaves follow the internal pages.
     pub fn leaf_address(&self, index: u64) -> u64 {
         self.pages.element_address(
             Self::count_internal_pages(self.leaf_count) + index,

@@ -65,8 +65,8 @@ const CODE_BYTES: [(f64, f64); 18] = [
     (1.0, 311460.0),
 ];
 
-/// Returns the size of the function at the quantile `share`, by geometric interpolation between the quantiles of the
-/// table.
+/// Size of the function at the quantile `share`, by geometric interpolation between the quantiles
+/// of the table.
 fn code_bytes(share: f64) -> f64 {
     let index = CODE_BYTES
         .iter()
@@ -131,8 +131,8 @@ impl Compiler {
         self.node_count = ((code_bytes(draw) * NODES_PER_CODE_BYTE) as u64).clamp(8, capacity);
     }
 
-    /// Returns the bytes of a set of the function's registers, and the number of its basic blocks, limited to what fits
-    /// the obstack.
+    /// Bytes of a set of the function's registers, and the number of its basic blocks, limited to
+    /// what fits the obstack.
     fn set_bytes_and_blocks(&self) -> (u64, u64) {
         let bytes = ((self.node_count as f64 / NODES_PER_REGISTER) as u64 + 64).div_ceil(64) * 8;
         let max_blocks = (self.obstack.bytes - self.node_count * NODE_BYTES) / (2 * bytes);

@@ -162,7 +162,7 @@ impl BlockSort {
         }
     }
 
-    /// Returns the address of a random bucket. The draw is skewed, because a few pairs of bytes are frequent in text.
+    /// The draw is skewed, because a few pairs of bytes are frequent in text.
     fn draw_bucket_address(&mut self) -> u64 {
         let count = self.buckets.bytes / 4;
         self.buckets.element_address(self.rng.draw_skewed(count), 4)

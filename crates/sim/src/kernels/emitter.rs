@@ -27,11 +27,9 @@ const FIXED_POINT_ONE: u32 = 1 << 16;
 /// Number of bytes at the top of the stack within which every second access stays.
 const STACK_TOP_BYTES: u64 = 32;
 
-/// Returns the offset of the n-th access to the stack.
-///
-/// Every second access stays within the top 32 bytes, every fourth within 64, and so on up to the whole window. In real
-/// programs, 59 to 92 % of stack accesses return within 64 bytes of stack distance, and 92 to 99 % within 512
-/// (docs/programs.md).
+/// Every second access stays within the top 32 bytes, every fourth within 64, and so on up to the
+/// whole window. In real programs, 59 to 92 % of stack accesses return within 64 bytes of stack
+/// distance, and 92 to 99 % within 512 (docs/programs.md).
 #[inline]
 fn stack_offset(access_number: u64) -> u64 {
     let window = (STACK_TOP_BYTES << access_number.trailing_zeros().min(7)).min(STACK_BYTES);
@@ -58,7 +56,7 @@ pub struct CodeLayout {
 }
 
 impl CodeLayout {
-    /// Returns the size of all functions together, in bytes.
+    /// All functions together, in bytes.
     pub const fn bytes(self) -> u64 {
         self.functions as u64 * self.function_instr as u64 * INSTRUCTION_BYTES
     }
@@ -186,13 +184,13 @@ impl AccessEmitter {
         self.batch.push(Access::jump(self.block_start, 0));
     }
 
-    /// Returns the number of functions.
+    /// Functions of the program's code.
     #[inline]
     pub fn function_count(&self) -> u32 {
         self.code.functions
     }
 
-    /// Returns the number of data accesses and jumps so far in this batch.
+    /// Data accesses and jumps so far in this batch.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.batch.len()

@@ -1,14 +1,22 @@
 //! milc: staggered lattice QCD, with the accesses of the public program's loops.
 //!
-//! Layout (MILC 6, `ks_imp_dyn/lattice.h`, as 433.milc builds it: double precision, temporary vectors and links): a
-//! site has 1808 bytes; its four links take 576 from byte 112 on, its momenta the next 320, and its two work matrices
-//! the last 288 bytes. The fat and long links are stored separately, four matrices of 144 bytes per site; vectors of 48
-//! bytes, pointers and neighbor tables are in their own arrays. Even sites come first.
+//! The program sweeps a lattice of 700 MB with one loop after another, and no loop finds anything
+//! in a cache that an earlier one left there. A run of milliseconds would see one loop of one
+//! sweep. So each loop has its own position in the lattice here and processes one time slice in its
+//! turn: the mix of loops is that of the whole program within a short run, and still none finds
+//! another's lines.
 //!
-//! Method: conjugate gradient (`dslash` on contiguous links), fermion force, gauge force and fat links (strided by a
-//! site) take the shares of time that were published for the program. In the program, each loop passes over the whole
-//! lattice before the next, gigabytes later; here, each loop has its own position in the lattice and processes one time
-//! slice in its turn. As in the program, a loop thus finds nothing in a cache that an earlier loop left there.
+//! For example, a lattice of 20^4 sites at 4,208 bytes has 673 MB, and a time slice of 20^3 sites
+//! 34 MB.
+//!
+//! Layout (MILC 6, `ks_imp_dyn/lattice.h`, as 433.milc builds it: double precision, temporary
+//! vectors and links): a site has 1808 bytes; its four links take 576 from byte 112 on, its momenta
+//! the next 320, and its two work matrices the last 288 bytes. The fat and long links are stored
+//! separately, four matrices of 144 bytes per site; vectors of 48 bytes, pointers and neighbor
+//! tables are in their own arrays. Even sites come first.
+//!
+//! Conjugate gradient (`dslash` on contiguous links), fermion force, gauge force and fat links
+//! (strided by a site) take the shares of time that were published for the program.
 
 use super::emitter::AccessEmitter;
 use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
@@ -99,7 +107,7 @@ impl LoopBody {
         }
     }
 
-    /// Returns the number of sites that give several hundred accesses.
+    /// So many sites that a step has several hundred accesses.
     fn sites_per_step(self) -> u64 {
         match self {
             LoopBody::Point(_) => 64,
@@ -196,7 +204,7 @@ impl Gauge {
         }
     }
 
-    /// Returns the neighbor of a site at this number of hops in a direction, in a periodic lattice. Even sites are the
+    /// The site at this number of hops in a direction of a periodic lattice. Even sites are the
     /// first half.
     fn neighbor(&self, site: u64, direction: u64, hops: u64) -> u64 {
         let (half_count, side) = (self.site_count / 2, self.side);
@@ -526,7 +534,8 @@ fn emit_update(out: &mut AccessEmitter, loads: &[(u64, u64)], target: (u64, u64)
     store_words(out, target.0, target.1);
 }
 
-/// Returns all loops in the program's order, with the published shares of its four routines and of the rest.
+/// All loops in the program's order, with the published shares of its four routines and of the
+/// rest.
 fn build_routines(sites: u64) -> Vec<Routine> {
     let half_count = sites / 2;
     let sweep_over = |first, count| {

@@ -52,7 +52,7 @@ impl Molecules {
         }
     }
 
-    /// Returns neighbor `slot` of `atom`, within its own row of cells, or in the adjacent rows and planes.
+    /// Neighbors lie within the atom's own row of cells, or in the adjacent rows and planes.
     fn neighbor(&self, atom: u64, slot: u64) -> u64 {
         let plane_atoms = (self.atom_count / 24).max(1);
         let row_atoms = (plane_atoms / 24).max(1);

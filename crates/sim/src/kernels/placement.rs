@@ -129,7 +129,8 @@ impl Annealer {
             .sum()
     }
 
-    /// Returns the cell at a random position within the window around `cell`; `None` if that position is empty.
+    /// The cell at a random position within the window around `cell`; `None` if that position is
+    /// empty.
     fn draw_partner(&mut self, cell: u32) -> Option<u32> {
         let (x, y) = self.cell_position(cell);
         let window_side = u64::from(2 * self.window_radius + 1);
@@ -247,8 +248,8 @@ impl WorkloadKernel for Annealer {
     }
 }
 
-/// Returns random nets of `PINS` cells each, such that every cell is on `PINS` nets. Nets join nearby indices, with a
-/// probability that falls like 1/d.
+/// Random nets of `PINS` cells each, such that every cell is on `PINS` nets. Nets join nearby
+/// indices, with a probability that falls like 1/d.
 fn draw_netlist(count: u32, rng: &mut Rng) -> (Vec<u32>, Vec<u32>) {
     let total_pins = count as usize * PINS;
     let mut net_cells = vec![0; total_pins];

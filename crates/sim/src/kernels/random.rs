@@ -2,7 +2,8 @@
 
 use cachemate_core::SplitMix64;
 
-/// Returns the first word of the generator that starts from `value`: a bijection that scatters neighboring indices.
+/// A bijection that scatters neighboring indices: the first word of the generator that starts from
+/// `value`.
 #[inline]
 pub(crate) fn hash_value(value: u64) -> u64 {
     SplitMix64::new(value).next_u64()
@@ -14,8 +15,8 @@ pub(crate) fn map_to_range(hash: u64, limit: u64) -> u64 {
     ((u128::from(hash) * u128::from(limit)) >> 64) as u64
 }
 
-/// Returns element `index` of a scattered order of `0..count`, in which each index occurs once. `count` must not be a
-/// multiple of 1 000 000 007.
+/// Element `index` of a scattered order of `0..count`, in which each index occurs once. `count`
+/// must not be a multiple of 1 000 000 007.
 #[inline]
 pub(crate) fn scatter(index: u64, count: u64) -> u64 {
     index * 1_000_000_007 % count
@@ -35,24 +36,24 @@ impl Rng {
         self.0.next_u64()
     }
 
-    /// Returns a uniform number in `0..limit`.
+    /// Uniform in `0..limit`.
     #[inline]
     pub fn draw_below(&mut self, limit: u64) -> u64 {
         self.0.draw_below(limit)
     }
 
-    /// Returns a number in `0..limit` that is denser toward 0, as the product of two uniform numbers.
+    /// A number in `0..limit` that is denser toward 0, as the product of two uniform numbers.
     ///
-    /// The smallest fraction x of the values gets x·(1 − ln x) of the draws: a tenth of the values gets a third, a
-    /// hundredth 5.6 %.
+    /// The smallest fraction x of the values gets x·(1 − ln x) of the draws: a tenth of the values
+    /// gets a third, a hundredth 5.6 %.
     #[inline]
     pub fn draw_skewed(&mut self, limit: u64) -> u64 {
         let bits = self.next_bits();
         map_to_range((bits >> 32) * (bits & 0xffff_ffff), limit)
     }
 
-    /// Returns one of `count` functions to call. Profiles are steep. With more than 31 functions, up to one call in 32
-    /// goes to any function, which gives a flat tail.
+    /// Profiles are steep: a few of `count` functions get most calls. With more than 31 functions,
+    /// up to one call in 32 goes to any function, which gives a flat tail.
     #[inline]
     pub fn draw_function(&mut self, count: u64) -> u32 {
         let drawn_index = self.draw_skewed(count);

@@ -65,16 +65,16 @@ static TABLE: LazyLock<ProgramTable> = LazyLock::new(|| {
         .expect("programs.toml is built in, and tests read all of it")
 });
 
-/// Returns every program, in the order of the table.
+/// Programs in the order of the table.
 pub fn programs() -> impl Iterator<Item = &'static KernelSpec> {
     TABLE.program.iter()
 }
 
-/// Returns the threads of one process that runs program `name`.
+/// The threads of one process that runs program `name`.
 ///
 /// # Errors
-/// Returns an error if the name is unknown (with the most similar known one), or if the program does not accept an
-/// option.
+/// The name is unknown (the error has the most similar known one), or the program does not accept
+/// an option.
 pub fn build_threads(
     name: &str,
     seed: u64,

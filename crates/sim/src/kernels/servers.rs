@@ -32,7 +32,7 @@ impl Membership {
         }
     }
 
-    /// Returns the membership of a thread that works on the same data throughout, whatever its group.
+    /// A thread that works on the same data throughout, whatever its group.
     pub fn fixed_member() -> Self {
         Membership {
             group: 0,
@@ -41,7 +41,7 @@ impl Membership {
         }
     }
 
-    /// Returns the group on whose data the thread works after this many operations of its own.
+    /// The group on whose data the thread works after this many operations of its own.
     pub fn current_group(&self, operations: u64) -> usize {
         let has_moved = self
             .regroup_after
@@ -54,7 +54,7 @@ impl Membership {
     }
 }
 
-/// Returns the users of a group's region: the group, or all threads if threads change groups.
+/// The group, or all threads if threads change groups.
 pub(super) fn group_users(setup: &KernelSetup, group: u32) -> RegionUsers {
     if setup.options.regroup_after.is_some() {
         RegionUsers::All
@@ -63,7 +63,7 @@ pub(super) fn group_users(setup: &KernelSetup, group: u32) -> RegionUsers {
     }
 }
 
-/// Returns the threads to build, as pairs of group and index within the group.
+/// Threads to build, as pairs of group and index within the group.
 pub(super) fn group_members(setup: &KernelSetup) -> Vec<(u32, u32)> {
     let sizes = setup.sizes.iter().enumerate();
     sizes

@@ -71,7 +71,6 @@ pub struct KernelProgram {
     pub regions: Vec<Region>,
 }
 
-/// Returns the number of threads of each group under these options.
 pub(super) fn group_sizes(spec: &KernelSpec, options: &Options) -> Vec<u32> {
     if !options.group_sizes.is_empty() {
         return options.group_sizes.clone();
@@ -80,8 +79,8 @@ pub(super) fn group_sizes(spec: &KernelSpec, options: &Options) -> Vec<u32> {
     vec![options.threads.unwrap_or(spec.threads.0); groups as usize]
 }
 
-/// Returns the group of a member after a change of phase. Every other member moves on, so that the groups differ; if
-/// all moved, the groups would only change their data.
+/// Every other member moves on at a change of phase, so that the groups differ; if all moved, the
+/// groups would only change their data.
 pub(super) fn later_group(group: u32, member_index: u32, groups: u32) -> u32 {
     (group + member_index % 2) % groups
 }
@@ -111,12 +110,12 @@ pub struct Region {
 }
 
 impl Region {
-    /// Returns whether the address is within the region.
+    /// The end of the region lies outside of it.
     pub fn contains(&self, address: u64) -> bool {
         address >= self.base && address - self.base < self.bytes
     }
 
-    /// Returns the address of element `index` of the region, for elements of `size` bytes.
+    /// Elements have `size` bytes each.
     #[inline]
     pub(crate) fn element_address(&self, index: u64, size: u64) -> u64 {
         debug_assert!(
@@ -132,7 +131,7 @@ pub(crate) trait WorkloadKernel: Send {
     /// Emits the accesses of the next operation, up to about a thousand.
     fn step(&mut self, out: &mut AccessEmitter);
 
-    /// Returns [`AccessEmitter::work_done`] in the unit of the program's table row.
+    /// [`AccessEmitter::work_done`] in the unit of the program's table row.
     fn progress(&self, work_done: u64) -> f64 {
         work_done as f64
     }
@@ -211,13 +210,13 @@ impl<'a> KernelSetup<'a> {
         self.program
     }
 
-    /// Returns the number of threads that there will be, including background threads.
+    /// Background threads count, and so do threads that were not added yet.
     pub fn total_threads(&self) -> u64 {
         let grouped_threads: u64 = self.sizes.iter().map(|&n| u64::from(n)).sum();
         grouped_threads + u64::from(self.options.background_threads.unwrap_or(0))
     }
 
-    /// Returns the number of bytes for the program's data after every thread has its stack window.
+    /// What is left for the program's data after every thread has its stack window.
     pub fn data_bytes(&self) -> u64 {
         self.footprint_bytes - self.total_threads() * STACK_BYTES
     }
@@ -244,7 +243,7 @@ impl<'a> KernelSetup<'a> {
         self.add_region(name, bytes, RegionUsers::All)
     }
 
-    /// Returns the number of threads added so far, which is the index of the next one.
+    /// Threads added so far, which is the index of the next one.
     pub fn thread_count(&self) -> u32 {
         self.program.threads.len() as u32
     }

@@ -58,7 +58,7 @@ impl PointGrid {
         ]
     }
 
-    /// Returns the touch of word `word` of the point at this offset from the current one. The nest advances
+    /// The touch of word `word` of the point at this offset from the current one. The nest advances
     /// `point_step` points at a time, and starts one point inside the grid.
     fn touch_at(&self, offset: [i64; 3], word: u64, point_step: u64, is_store: bool) -> PointTouch {
         let strides = self.strides();
@@ -84,7 +84,7 @@ impl PointGrid {
         self.touch_at([0; 3], 0, 1, true)
     }
 
-    /// Returns the nests of the boundary conditions, which store to every line of every face once per cycle.
+    /// The boundary conditions, which store to every line of every face once per cycle.
     fn face_nests(&self) -> Vec<LoopNest> {
         let strides = self.strides();
         let mut nests = Vec::new();
@@ -107,7 +107,7 @@ impl PointGrid {
         nests
     }
 
-    /// Returns the number of points in each dimension that have all their neighbors.
+    /// Points in each dimension that have all their neighbors.
     fn interior_counts(&self) -> [u64; 3] {
         self.side.map(|side| side.max(3) - 2)
     }
@@ -212,7 +212,7 @@ const EAST: [i64; 3] = [1, 0, 0];
 const NORTH: [i64; 3] = [0, 1, 0];
 const NORTH_EAST: [i64; 3] = [1, 1, 0];
 
-/// Returns the offset by this number of points along each axis.
+/// Offsets by this number of points along each axis.
 fn neighbors(shift: i64) -> [[i64; 3]; 3] {
     std::array::from_fn(|axis| std::array::from_fn(|other| if other == axis { shift } else { 0 }))
 }
@@ -268,8 +268,8 @@ fn build_swim(setup: &mut KernelSetup) -> Stencil {
     Stencil::new(setup, nests)
 }
 
-/// Returns the loads of a 27-point stencil as compiled, where the sums along the row of the previous point stay in
-/// registers.
+/// The loads of a 27-point stencil as compiled, where the sums along the row of the previous point
+/// stay in registers.
 fn touches_of_27_points(grid: &PointGrid, point_step: u64) -> Vec<PointTouch> {
     let mut touches = Vec::new();
     for dk in -1..=1 {

@@ -59,7 +59,7 @@ impl SimMachine {
             .collect()
     }
 
-    /// Returns the state in force, object by object.
+    /// The state in force, object by object.
     fn machine_state(&self) -> MachineState {
         let live_tasks = self.live_tasks();
         let online_cpus = self.topology.online();
@@ -222,7 +222,8 @@ impl SimMachine {
             .any(|&(_, slot)| self.system.task(slot).process == process)
     }
 
-    /// Gives a class its ways in every cache that can be partitioned; caches that the masks do not name give all ways.
+    /// The masks apply to every cache that can be partitioned; caches that they do not name give
+    /// all ways.
     fn set_masks(&mut self, class: ServiceClassId, masks: &WayMasks) -> Result<(), FieldError> {
         for cache in &self.topology.caches {
             let cache_spec = self
@@ -244,7 +245,7 @@ impl SimMachine {
         Ok(())
     }
 
-    /// Returns the state that the machine has now.
+    /// The state that the machine has now, and not the one that was requested.
     pub(crate) fn read_back(&mut self) -> AppliedPlan {
         let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
         let mut applied_plan = AppliedPlan {

@@ -12,7 +12,7 @@ use super::setup::NominalClock;
 const MIN_WINDOW_CYCLES: u64 = 10_000;
 const MIN_SLICE_CYCLES: u64 = 1_000;
 
-/// Returns the capabilities that a machine really has.
+/// What the simulated machine really can do.
 pub fn true_capabilities(
     spec: &MachineSpec,
     topology: &Topology,

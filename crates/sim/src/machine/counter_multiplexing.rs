@@ -79,7 +79,7 @@ impl CounterMultiplexer {
         }
     }
 
-    /// Returns whether groups take turns.
+    /// Whether groups take turns, because there are more events than counters.
     pub fn is_multiplexed(&self) -> bool {
         self.event_groups.len() > 1
     }
@@ -131,7 +131,7 @@ impl CounterMultiplexer {
         }
     }
 
-    /// Returns the task's readings of the window that ends now. Events whose group was never active are left out.
+    /// Readings of the window that ends now. Events whose group was never active are left out.
     pub fn take_counts(&mut self, slot: Slot) -> EventCounts {
         let (fixed_events, groups) = (self.fixed_events.clone(), self.event_groups.clone());
         let meter = self.meter_mut(slot);

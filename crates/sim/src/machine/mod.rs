@@ -1,8 +1,14 @@
 //! The simulated machine as a `core::Machine`, which policies cannot distinguish from a host.
 //!
-//! A window runs the operating system until its time is over, a probe has a result, or tasks arrive or exit. The
-//! machine then reports the values that a host could read. Times in nanoseconds are nominal, that is, without the run's
-//! time scale; counts and cycles are those of the simulated machine.
+//! A window runs the operating system until its time is over, a probe has a result, or tasks arrive
+//! or exit. The machine then reports the values that a host could read, although it counts
+//! everything: a policy that worked with exact counts would not be the one that runs on a host.
+//!
+//! For example, with a time scale of 100 a plan that asks for windows of 10 ms gets them after
+//! 300,000 cycles of 3 GHz, and a thread that ran half of that is reported with 5 ms. It executed a
+//! hundredth of the instructions that a host would have counted, however: times in nanoseconds are
+//! nominal, that is, without the run's time scale; counts and cycles are those of the simulated
+//! machine.
 
 mod apply;
 mod capabilities;
@@ -220,16 +226,16 @@ impl SimMachine {
         Ok(machine)
     }
 
-    /// Returns a flag that other threads may set to true, after which the run ends with the current window, with the
+    /// Other threads may set it to true; the run then ends with the current window, with the
     /// results so far.
     pub fn stop_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.stop_flag)
     }
-    /// Returns the number of simulated cycles so far.
+    /// Simulated cycles, and not nominal ones.
     pub fn now_cycles(&self) -> u64 {
         self.system.now()
     }
-    /// Returns the conversions between this run's cycles and nominal times.
+    /// Between this run's cycles and nominal times.
     pub fn clock(&self) -> NominalClock {
         self.clock
     }
@@ -330,7 +336,7 @@ impl SimMachine {
         }
     }
 
-    /// Returns whether the run has reached its length, or no program is left to run.
+    /// Whether the run has reached its length, or no program is left to run.
     fn is_over(&self) -> bool {
         let has_reached_length = self.warm_up_length.is_none()
             && self
@@ -346,7 +352,7 @@ impl SimMachine {
             || self.stop_flag.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the length has passed since the start of the measured part, or of the run during the warm-up.
+    /// The length counts from the start of the measured part, or of the run during the warm-up.
     fn has_reached(&self, length: RunLimit) -> bool {
         match length {
             RunLimit::Cycles(_) | RunLimit::Ns(_) => {
@@ -362,7 +368,7 @@ impl SimMachine {
         }
     }
 
-    /// Returns the cycle by which a limit is certainly reached; `u64::MAX` if the limit is not a time.
+    /// The cycle by which a limit is certainly reached; `u64::MAX` if the limit is not a time.
     fn cycle_of_limit(&self, length: RunLimit) -> u64 {
         match length {
             RunLimit::Cycles(cycles) => self.baseline.cycle + cycles,
@@ -382,7 +388,7 @@ impl SimMachine {
             .sum()
     }
 
-    /// Returns the cycle by which the warm-up or the run is certainly over.
+    /// The cycle by which the warm-up or the run is certainly over.
     fn end_cycle(&self) -> u64 {
         self.warm_up_length
             .or(self.measured_length)
@@ -483,7 +489,6 @@ impl SimMachine {
     pub(crate) fn ticks_per_cycle(&self) -> u64 {
         self.system.hw.ticks_per_cycle()
     }
-    /// Returns the counters of a cache of the topology.
     pub(crate) fn cache_counters(&self, cache: CacheId) -> CacheCounters {
         self.system.hw.cache_counters(cache)
     }
@@ -496,11 +501,11 @@ impl SimMachine {
         ))
     }
 
-    /// Returns the number by which policies know a program's process.
+    /// The number by which policies know the process.
     pub(crate) fn process_id(&self, process: usize) -> cachemate_core::ProcessId {
         cachemate_core::ProcessId((process - PROBE_PROCESS - 1) as u32)
     }
-    /// Returns the index of a process; the machine's own probe process has no number outside.
+    /// The machine's own probe process has no number outside.
     pub(crate) fn process_index(&self, process: cachemate_core::ProcessId) -> usize {
         process.0 as usize + PROBE_PROCESS + 1
     }

@@ -121,7 +121,7 @@ impl SimMachine {
         }
     }
 
-    /// Returns the counts of caches, memory controllers and CPUs in the window.
+    /// Counts of caches, memory controllers and CPUs in the window.
     fn take_scope_counts(&mut self) -> Vec<(CounterScope, EventCounts)> {
         let current_counts = LastSharedCounts {
             caches: self

@@ -378,7 +378,7 @@ fn samples_keep_the_requested_rate_and_their_source() {
     assert!(samples.is_sorted_by_key(|sample| sample.at_ns));
 }
 
-/// Returns a program with two threads that store to the same lines.
+/// Two threads that store to the same lines.
 fn sharing_program() -> SimProgram {
     let new_source = || Box::new(Stores(0)) as Box<dyn AccessSource>;
     SimProgram::new(

@@ -55,7 +55,7 @@ impl SimMachine {
         self.record_sample();
     }
 
-    /// Returns the recorded samples in order of time; empty without [`SimMachine::log_progress`].
+    /// Samples in order of time; empty without [`SimMachine::log_progress`].
     pub fn progress_samples(&self) -> &[ProgressSample] {
         self.progress_log.as_ref().map_or(&[], |log| &log.samples)
     }

@@ -117,19 +117,19 @@ impl NominalClock {
             scale: scale.max(1),
         }
     }
-    /// Returns the nominal time of these simulated cycles, in nanoseconds.
+    /// Nanoseconds, for which the scale is multiplied back.
     pub fn to_nominal_ns(&self, cycles: u64) -> u64 {
         (u128::from(cycles) * 1_000_000_000 * u128::from(self.scale) / u128::from(self.hertz))
             as u64
     }
-    /// Returns the number of simulated cycles in this nominal time, at least one.
+    /// Any time takes at least one cycle.
     pub fn to_cycles(&self, nominal_ns: u64) -> u64 {
         let cycles = u128::from(nominal_ns) * u128::from(self.hertz)
             / 1_000_000_000
             / u128::from(self.scale);
         cycles.clamp(1, u128::from(u64::MAX / 4)) as u64
     }
-    /// Returns the number of simulated cycles in this unscaled time.
+    /// Cycles of a time that the scale does not divide.
     pub fn to_unscaled_cycles(&self, ns: u64) -> u64 {
         (u128::from(ns) * u128::from(self.hertz) / 1_000_000_000) as u64
     }

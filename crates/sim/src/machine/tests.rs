@@ -13,7 +13,7 @@ use super::{RunLimit, SimMachine, SimOptions, SimProgram};
 
 pub(crate) const NS_PER_MS: u64 = 1_000_000;
 
-/// Returns a machine of two packages of two cores, with 256 KB of L2 in four colors per package. Its clock of 100 MHz
+/// Two packages of two cores, with 256 KB of L2 in four colors per package. The clock of 100 MHz
 /// makes a millisecond short.
 pub(crate) fn sample_spec() -> MachineSpec {
     MachineSpec {

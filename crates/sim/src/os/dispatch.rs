@@ -1,15 +1,21 @@
-//! The dispatcher, which assigns tasks to CPUs: queues, slices, affinity, pinned CPUs, and co-run penalties.
+//! The dispatcher, which assigns tasks to CPUs: queues, slices, affinity, pinned CPUs, and co-run
+//! penalties.
 //!
-//! Problem: default scheduling, gangs, and measurements that need certain tasks together all choose tasks for CPUs. The
-//! hardware needs one choice per CPU, and no task may be lost between them.
+//! Default scheduling, gangs, and measurements that need certain tasks together all choose tasks
+//! for CPUs, the hardware needs one choice per CPU, and no task may be lost between them. So a CPU
+//! is *open* (the default scheduler fills it from the queues) or *reserved* (it is assigned to one
+//! task, or to none). Events only flag CPUs; [`Dispatcher::settle_switches`] then fills the flagged
+//! ones, reserved before open, and passes the difference to the hardware. Runnable tasks of a gang
+//! schedule wait *parked* for their assigned CPU.
 //!
-//! Method: a CPU is *open* (the default scheduler fills it from the queues) or *reserved* (it is assigned to one task,
-//! or to none). Events only flag CPUs; [`Dispatcher::settle_switches`] then fills the flagged ones, reserved before open,
-//! and passes the difference to the hardware. Runnable tasks of a gang schedule wait *parked* for their assigned CPU.
+//! For example, a gang of two takes CPUs 0 and 1 for 20 ms. What ran there goes to the queues of
+//! the CPUs 2 and 3, which are open, or waits if it is allowed nowhere else. At the end of the turn
+//! the gang's members are parked, and CPUs 0 and 1 are reserved for the next gang before anything
+//! else may have them.
 //!
-//! Properties: a task is on at most one CPU and, except for assignments, only on allowed ones. An open CPU idles only
-//! if no runnable task may use it. A runnable task is on a CPU, in exactly one queue, or parked. The dispatcher is
-//! independent of the hardware, and its tests use their own timeline.
+//! A task is on at most one CPU and, except for assignments, only on allowed ones. An open CPU
+//! idles only if no runnable task may use it. A runnable task is on a CPU, in exactly one queue, or
+//! parked. The dispatcher is independent of the hardware, and its tests use their own timeline.
 
 use cachemate_core::{CoRunPenalty, CpuSet};
 
@@ -248,7 +254,7 @@ impl Dispatcher {
             .collect();
     }
 
-    /// Returns the cycle at which the next slice ends or queues must be balanced.
+    /// When the next slice ends or queues must be balanced.
     pub fn next_event_cycle(&self) -> u64 {
         let open_cpus = self
             .cpus

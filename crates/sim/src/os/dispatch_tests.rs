@@ -17,7 +17,7 @@ const ALL: [SchedulerKind; 3] = [
     SchedulerKind::RoundRobin,
 ];
 
-/// Returns a topology with two contexts per core and four CPUs per cache.
+/// Two contexts per core and four CPUs per cache.
 fn sample_topology(cpus: u32) -> Topology {
     let cpu = |id: u32| Cpu {
         id: CpuId(id),

@@ -47,11 +47,11 @@ impl Domains {
     pub fn are_in_one_group(&self, level: usize, a: u32, b: u32) -> bool {
         self.group_of(level, a) == self.group_of(level, b)
     }
-    /// Returns the CPUs of the group that contains `cpu`, in ascending order.
+    /// CPUs in ascending order, `cpu` included.
     pub fn group_members(&self, level: usize, cpu: u32) -> impl Iterator<Item = u32> + '_ {
         (0..self.cpu_count()).filter(move |&other| self.are_in_one_group(level, cpu, other))
     }
-    /// Returns the nearest level at which the two CPUs are in one group; 0 means the same core.
+    /// The nearest level at which the two CPUs are in one group; 0 means the same core.
     pub fn nearest_common_level(&self, a: u32, b: u32) -> usize {
         (0..self.groups_by_level.len())
             .find(|&level| self.are_in_one_group(level, a, b))

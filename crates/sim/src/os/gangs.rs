@@ -39,7 +39,7 @@ impl SlotRotation {
         }
     }
 
-    /// Returns whether the schedules are the same, whatever their current turns.
+    /// Schedules may be the same although their current turns differ.
     pub fn is_same_schedule(&self, other: &Self) -> bool {
         (&self.cpus, self.slice_cycles, &self.gangs)
             == (&other.cpus, other.slice_cycles, &other.gangs)
@@ -53,7 +53,7 @@ impl SlotRotation {
         }
     }
 
-    /// Returns the index into `gangs` of the gang whose turn it is.
+    /// An index into `gangs`.
     pub fn active_gang_index(&self) -> usize {
         self.active_index
     }
@@ -89,7 +89,7 @@ impl SlotRotation {
         }
     }
 
-    /// Returns the CPU of each member of the gang whose turn it is.
+    /// CPUs of the members of the gang whose turn it is.
     pub fn active_assignments(&self, dispatcher: &Dispatcher) -> Vec<(u32, Slot)> {
         self.gangs
             .get(self.active_index)
@@ -99,8 +99,8 @@ impl SlotRotation {
     }
 }
 
-/// Gives each member its own CPU among `cpus`: the named CPU if there is one, otherwise an allowed CPU, preferably the
-/// one on which the member last ran.
+/// The named CPU if there is one, otherwise an allowed CPU, preferably the one on which the member
+/// last ran. No two members get the same.
 pub fn assign_cpus(
     members: &[(Slot, Option<u32>)],
     cpus: &CpuSet,

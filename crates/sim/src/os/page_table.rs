@@ -19,7 +19,7 @@ impl PageTable {
         self.resident_count
     }
 
-    /// Returns the page's frame and marks the page as touched; `None` if it is not mapped.
+    /// Marks the page as touched; `None` if it is not mapped.
     pub fn touch(&mut self, page: u64) -> Option<u32> {
         let entry = self
             .chunks
@@ -51,7 +51,7 @@ impl PageTable {
         previous_frame
     }
 
-    /// Returns page, frame and touched flag of every mapped page, in ascending order of pages.
+    /// Page, frame and touched flag of every mapped page, in ascending order of pages.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u32, bool)> + '_ {
         self.chunks.iter().flat_map(|(chunk, entries)| {
             entries

@@ -81,7 +81,7 @@ impl SchedulerView<'_> {
     pub fn count_waiting(&self, cpu: u32) -> usize {
         self.waiting_tasks(cpu).len()
     }
-    /// Returns the number of tasks that wait on `queue_cpu` and are allowed on `cpu`.
+    /// Tasks that wait on `queue_cpu` and are allowed on `cpu`.
     pub fn count_waiting_for(&self, queue_cpu: u32, cpu: u32) -> usize {
         self.waiting_tasks(queue_cpu)
             .iter()
@@ -98,7 +98,7 @@ impl SchedulerView<'_> {
         let cpu = &self.cpus[cpu as usize];
         cpu.seat == Seat::Open && cpu.running_task.is_none() && cpu.queue.is_empty()
     }
-    /// Returns whether the task is allowed on the CPU, open or not.
+    /// A closed CPU may be allowed.
     pub fn is_allowed_on(&self, slot: Slot, cpu: u32) -> bool {
         self.tasks[slot].allowed_cpus.contains(cpu)
     }
@@ -111,7 +111,7 @@ impl SchedulerView<'_> {
     pub fn enqueue_number(&self, slot: Slot) -> u64 {
         self.tasks[slot].enqueue_number
     }
-    /// Returns the weight of all tasks that run or wait on the CPU.
+    /// Weight of all tasks that run or wait on the CPU.
     pub fn load(&self, cpu: u32) -> f64 {
         let state = &self.cpus[cpu as usize];
         state
@@ -124,8 +124,8 @@ impl SchedulerView<'_> {
     pub fn load_milli(&self, cpu: u32) -> u64 {
         (self.load(cpu) * 1000.0) as u64
     }
-    /// Returns the allowed CPU with the smallest key, open ones first; CPU 0 if none is allowed, to which checked plans
-    /// never lead.
+    /// The allowed CPU with the smallest key, open ones first; CPU 0 if none is allowed, to which
+    /// checked plans never lead.
     pub fn best_cpu<K: Ord>(&self, slot: Slot, key: impl Fn(u32) -> K) -> u32 {
         let allowed_cpus = (0..self.cpus.len() as u32).filter(|&cpu| self.is_allowed_on(slot, cpu));
         allowed_cpus

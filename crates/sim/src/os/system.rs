@@ -1,8 +1,17 @@
-//! The operating system, which loads the tasks that the dispatcher selects, handles page faults, and advances time.
+//! The operating system, which loads the tasks that the dispatcher selects, handles page faults,
+//! and advances time.
 //!
-//! Method: the hardware runs until the next action of the operating system (a slice ends, a task wakes, a gang's turn
-//! is over, a page must be moved) or until a thread makes a request. All times are cycles of the simulated machine; all
-//! costs are scaled in [`OsCosts`].
+//! Policies act through an operating system, and its own actions (slices, wake-ups, balancing,
+//! faults) decide what a plan comes to. They are rare beside memory accesses, so the hardware runs
+//! on its own until the next of them is due (a slice ends, a task wakes, a gang's turn is over, a
+//! page must be moved), or until a thread makes a request.
+//!
+//! For example, two tasks with slices of 10 ms share a CPU of 3 GHz at a time scale of 100. The
+//! hardware runs for 300,000 cycles, the dispatcher picks the other task, 30 cycles are charged for
+//! the context switch (3,000 over the scale), and the newcomer finds what the first one left in the
+//! caches.
+//!
+//! All times are cycles of the simulated machine; all costs are scaled in [`OsCosts`].
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -197,7 +206,7 @@ impl System {
         slot
     }
 
-    /// Returns the hardware thread of a task, on a CPU or not; `None` once it has exited.
+    /// The thread need not be on a CPU; `None` once the task has exited.
     pub fn thread(&self, slot: Slot) -> Option<&HwThread> {
         let unloaded_thread = self.tasks[slot].unloaded_thread.as_ref();
         unloaded_thread.or_else(|| {
@@ -220,7 +229,7 @@ impl System {
         (0..self.dispatcher.cpu_count()).find(runs_slot)
     }
 
-    /// Returns all counts of a task so far.
+    /// All counts so far.
     pub fn task_counters(&self, slot: Slot) -> TaskCounters {
         let mut counters = self
             .thread(slot)

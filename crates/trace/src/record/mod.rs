@@ -1,10 +1,18 @@
 //! Records a program's data accesses into a `.cmt` file.
 //!
-//! Problem: record real, unmodified programs with threads and children, at a tolerable speed, without loss on Ctrl-C.
-//! Method: the program runs under Valgrind with cachemate's tool (`recorders/valgrind`), which filters its accesses and
-//! sends them through a FIFO; this module compresses them. Properties: memory is constant; the file gets its name once
-//! it is complete, and has that name with `.part` while it grows (readable to its last complete block); the program's
-//! exit status is part of the result and never an error of the recorder.
+//! Programs have to be recorded as they are, with threads and children, for minutes, and whoever
+//! waits for it presses Ctrl-C. So the program runs under Valgrind with cachemate's tool
+//! (`recorders/valgrind`), which needs neither sources nor a counter unit; the tool filters the
+//! accesses by a small L1, because most of them would hit it in any machine, and sends the rest
+//! through a FIFO to this module, which compresses them.
+//!
+//! For example, `xz -3` on 8 MB takes 13 times as long as alone, and with bursts of 10 million
+//! accesses three times. After Ctrl-C there is a recording up to that moment, and `ended` says
+//! `interrupted`.
+//!
+//! Memory is constant. The file gets its name once it is complete, and has that name with `.part`
+//! while it grows (readable to its last complete block). The program's exit status is part of the
+//! result and never an error of the recorder.
 
 mod chunks;
 mod fifo;

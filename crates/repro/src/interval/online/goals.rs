@@ -35,7 +35,7 @@ const CACHE_MODES: [(&str, &str, bool, bool); 5] = [
     ),
 ];
 
-/// Returns the slowdown of both programs relative to running alone, once settled, in percent.
+/// The slowdown of both programs relative to running alone, once settled, in percent.
 fn slowdown_percents(outcome: &PolicyOutcome) -> [f64; 2] {
     let settled_from_index = outcome.series.seconds.len() * 3 / 4;
     [0, 1].map(|program_index| {
@@ -56,7 +56,7 @@ fn slowdown_percents(outcome: &PolicyOutcome) -> [f64; 2] {
     })
 }
 
-/// Returns the findings of GOALS at nominal time.
+/// The findings of GOALS at nominal time.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let seed = context.seeds[0];
     let pairs = context.pick(&PAIRS[..1], &PAIRS);

@@ -18,7 +18,7 @@ const DIVISION_RUN_NS: u64 = 100_000_000_000;
 struct ColorSplit(Vec<(Vec<usize>, u32)>);
 
 impl ColorSplit {
-    /// Returns the colors of each of `count` programs, in contiguous ranges.
+    /// The colors of each of `count` programs, in contiguous ranges.
     fn color_ranges(&self, count: usize) -> Vec<String> {
         let mut colors_by_program = vec![String::new(); count];
         let mut next_color = 0;
@@ -32,7 +32,7 @@ impl ColorSplit {
         colors_by_program
     }
 
-    /// Returns all divisions that one step leads to.
+    /// All divisions that one step leads to.
     fn neighbors(&self) -> Vec<ColorSplit> {
         let group_count = self.0.len();
         let transfers = (0..group_count)
@@ -79,7 +79,7 @@ fn climb_to_best_split(
     }
 }
 
-/// Returns the solo speeds with 1, 2, ... colors, as costs.
+/// The solo speeds with 1, 2, ... colors, as costs.
 fn measure_color_costs(
     context: &ExperimentContext<'_>,
     machine: &MachineSpec,
@@ -159,7 +159,7 @@ fn measure_mix(
     Ok((mix, colors))
 }
 
-/// Returns the findings of MULTI at nominal time.
+/// The findings of MULTI at nominal time.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let seed = context.seeds[0];
     let mixes_by_size: &[(usize, u64)] = context.pick(&[(4, 2)], &[(4, 11), (8, 6)]);

@@ -9,7 +9,7 @@ const L2_BYTES: u64 = 192 << 10;
 const MEASURING_POLICY: &str =
     "casc:form = 'better'\nthreshold = 1000.0\nremeasure_every_ns = 250_000_000";
 
-/// Returns the findings of CASC-7 at nominal time: 18 threads on 8 contexts.
+/// The findings of CASC-7 at nominal time: 18 threads on 8 contexts.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let seed = context.seeds[0];
     let mut machine =

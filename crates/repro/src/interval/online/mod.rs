@@ -32,7 +32,6 @@ const COLOR_COUNT: u32 = 16;
 /// mechanisms.
 const ONLINE_POLICIES: [&str; 2] = ["cache-sizing", "auto"];
 
-/// Returns the text of a finding for one of these policies.
 fn policy_title(policy: &str, title: &str) -> String {
     if policy == ONLINE_POLICIES[0] {
         title.to_string()
@@ -41,8 +40,8 @@ fn policy_title(policy: &str, title: &str) -> String {
     }
 }
 
-/// Returns the thesis's chip with `cores` cores on its one L2, without its L3, so that the divided cache is the last
-/// before memory.
+/// The thesis's chip with `cores` cores on its one L2, without its L3, so that the divided cache is
+/// the last before memory.
 fn chip_with_cores(cores: u32) -> Result<MachineSpec> {
     let mut machine = cachemate_spec::load_machine(CHIP_MACHINE).map_err(failed(CHIP_MACHINE))?;
     machine.caches.retain(|cache| cache.level != CacheLevel::L3);
@@ -55,7 +54,7 @@ fn chip_with_cores(cores: u32) -> Result<MachineSpec> {
     Ok(machine)
 }
 
-/// Returns the policy that confines each program, in order of arrival, to the colors of its list.
+/// The policy that confines each program, in order of arrival, to the colors of its list.
 fn confining_policy(lists: &[String]) -> String {
     let quoted_lists: Vec<String> = lists.iter().map(|list| format!("'{list}'")).collect();
     format!(
@@ -71,7 +70,7 @@ struct Speedup {
     whole: f64,
 }
 
-/// Returns the mean speed relative to running alone, from the slowdowns in stretches of equal length.
+/// The mean speed relative to running alone, from the slowdowns in stretches of equal length.
 fn mean_speed(slowdowns: &[f64]) -> f64 {
     mean(slowdowns.iter().map(|slowdown| 1.0 / slowdown))
 }
@@ -157,7 +156,7 @@ fn search_price_finding(
     )
 }
 
-/// Returns a query without the guard, for references that are to stay in force.
+/// A query without the guard, for references that are to stay in force.
 fn build_query(
     context: &ExperimentContext<'_>,
     machine: &MachineSpec,
@@ -175,7 +174,7 @@ fn build_query(
     }
 }
 
-/// Returns the same query with the guard around the policy, as shipped.
+/// The same query with the guard around the policy, as shipped.
 fn guarded_query(query: &WhatIfQuery) -> WhatIfQuery {
     WhatIfQuery {
         has_guard: true,
@@ -211,7 +210,8 @@ fn measure_programs(
     })
 }
 
-/// Returns a job on one CPU, or wherever a policy places it. Policies do not move a pinned job or give it a share.
+/// A job on one CPU, or wherever a policy places it. Policies do not move a pinned job or give it a
+/// share.
 fn build_job(
     programs: &[(&'static str, Arc<PhasedProgram>)],
     name: &str,

@@ -19,7 +19,7 @@ const PAPER_PROGRAMS: [&str; 10] = [
     "povray",
 ];
 
-/// Returns the findings of CA-6 at nominal time: DIO on four cores against all schedules.
+/// The findings of CA-6 at nominal time: DIO on four cores against all schedules.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let machine = cachemate_spec::load_machine("xeon-x5365-4").map_err(failed("xeon-x5365-4"))?;
     let seed = context.seeds[0];

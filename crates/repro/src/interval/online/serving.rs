@@ -13,7 +13,7 @@ const INSTRUCTIONS_OF_AN_OPERATION: f64 = 100_000.0;
 /// Windows at the start, in which the cache fills, that do not count.
 const UNCOUNTED_START_WINDOWS: usize = 20;
 
-/// Returns the server's process, with `clients` clients from the start on and others that arrive later.
+/// The server's process, with `clients` clients from the start on and others that arrive later.
 fn server_job(
     client: &Arc<PhasedProgram>,
     clients: usize,
@@ -27,7 +27,7 @@ fn server_job(
     }
 }
 
-/// Returns the rates of every window, and the time that page migrations took.
+/// The rates of every window, and the time that page migrations took.
 fn collect_windows(
     context: &ExperimentContext<'_>,
     query: &WhatIfQuery,
@@ -56,7 +56,7 @@ fn fixed_policy(colors: u32) -> String {
     )
 }
 
-/// Returns the findings of CP-5 at nominal time.
+/// The findings of CP-5 at nominal time.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let seed = context.seeds[0];
     let machine = chip_with_cores(CLIENT_COUNT as u32)?;

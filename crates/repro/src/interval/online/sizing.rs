@@ -13,7 +13,7 @@ const PAIRS: [(&str, &str); 6] = [
     ("twolf", "swim"),
 ];
 
-/// Returns the findings of RM-4 at nominal time.
+/// The findings of RM-4 at nominal time.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let machine = chip_with_cores(2)?;
     let seed = context.seeds[0];

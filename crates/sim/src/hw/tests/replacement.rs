@@ -220,7 +220,7 @@ fn random_replacement_keeps_part_of_a_loop_that_lru_loses() {
     assert!((miss_ratio - 0.355).abs() < 0.03, "{miss_ratio}");
 }
 
-/// Returns the L2 misses of the task on CPU 0, which shares the L2 with CPU 1: alone, or beside a neighbor that
+/// L2 misses of the task on CPU 0, which shares the L2 with CPU 1: alone, or beside a neighbor that
 /// streams.
 fn counts_beside(
     spec: &MachineSpec,
@@ -487,7 +487,7 @@ impl FrameProvider for OneFrame {
     }
 }
 
-/// Returns a machine whose only data cache has this policy and shape.
+/// A machine whose only data cache has this policy and shape.
 fn machine_with_policy(replacement: ReplacementPolicy, sets: u64, ways: u32) -> MachineSpec {
     let mut spec = sample_machine();
     spec.caches[0] = sample_cache(CacheLevel::L1Data, sets * u64::from(ways) * 64, ways, 3, 1);

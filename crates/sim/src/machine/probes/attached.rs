@@ -329,7 +329,7 @@ impl AttachedProbe {
             .collect()
     }
 
-    /// Returns the evidence at the end of a window.
+    /// The evidence at the end of a window.
     pub fn take_evidence(
         &mut self,
         machine: &mut SimMachine,

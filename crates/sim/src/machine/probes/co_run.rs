@@ -336,8 +336,8 @@ impl CoRunProbe {
         machine.system.set_hold(seat_hold);
     }
 
-    /// Returns the intervals of the window that ends. The current interval ends with the window, and another one begins
-    /// in the next window.
+    /// Intervals of the window that ends. The current interval ends with the window, and another
+    /// one begins in the next window.
     pub fn take_evidence(&mut self, machine: &mut SimMachine) -> Option<ProbeEvidence> {
         let open_interval = self
             .open_interval

@@ -278,7 +278,7 @@ impl ExternalProbe {
         self.phase_end = machine.system.now() + self.phase_cycles / 2;
     }
 
-    /// Returns the number of instructions of the task and the number of accesses of the machine's own threads so far.
+    /// Instructions of the task, and accesses of the machine's own threads, so far.
     fn work_so_far(&self, machine: &SimMachine) -> (f64, f64) {
         let task_instr = match self.kind {
             ExternalProbeKind::Neighbor { slot, .. } => {
@@ -342,7 +342,7 @@ impl ExternalProbe {
     }
 }
 
-/// Returns the CPUs below the last-level cache that the task uses.
+/// The CPUs below the last-level cache that the task uses.
 ///
 /// # Errors
 /// The probe is refused if there are fewer than two such CPUs.

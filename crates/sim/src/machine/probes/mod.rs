@@ -116,7 +116,7 @@ impl SimMachine {
         has_result
     }
 
-    /// Returns the earliest cycle at which a probe must check the machine again; `u64::MAX` if none must.
+    /// Earliest cycle at which a probe must check the machine again; `u64::MAX` if none must.
     pub(crate) fn next_probe_check(&self) -> u64 {
         let working_probes = self
             .probes
@@ -131,7 +131,6 @@ impl SimMachine {
         working_probes.map(next_check_of).min().unwrap_or(u64::MAX)
     }
 
-    /// Returns whether any probe must observe every switch.
     pub(crate) fn must_watch_switches(&self) -> bool {
         let watches_switches = |active: &ActiveProbe| {
             active.stage == ProbeStage::Working && matches!(active.probe_work, ProbeWork::CoRun(_))
@@ -147,7 +146,7 @@ impl SimMachine {
             .collect()
     }
 
-    /// Returns the results of the probes at the end of a window, and the probes that had to be stopped.
+    /// Results at the end of a window, and the probes that had to be stopped.
     pub(crate) fn take_results(&mut self) -> (Vec<ProbeResult>, Vec<RefusedItem>) {
         let (mut results, mut stopped_probes) = (Vec::new(), Vec::new());
         let mut probes = std::mem::take(&mut self.probes);

@@ -57,27 +57,26 @@ pub(crate) trait CpuScheduler: Send {
     fn choose_queue(&mut self, slot: Slot, reason: EnqueueReason, view: &SchedulerView<'_>) -> u32;
     /// Records that the task has joined the queue of `cpu`, or is about to run there from another queue.
     fn enqueue(&mut self, slot: Slot, cpu: u32, reason: EnqueueReason, view: &SchedulerView<'_>);
-    /// Returns the key that orders a queue: smaller keys first, then first come, first served.
+    /// Smaller keys come first, then first come, first served.
     fn queue_key(&self, slot: Slot) -> i64;
-    /// Returns the number of cycles for which the task may run now.
+    /// Cycles for which the task may run now.
     fn slice_cycles(&self, slot: Slot, cpu: u32, view: &SchedulerView<'_>) -> u64;
     /// Charges the task for `cycles` that it ran at this weight.
     fn charge_cycles(&mut self, slot: Slot, cycles: u64, weight: f64);
-    /// Returns whether the task that joins a queue takes the CPU at once.
+    /// Whether the task that joins a queue takes the CPU at once.
     fn should_preempt(&self, newcomer: Slot, running_slot: Slot) -> bool;
-    /// Returns whether a waiting task may be picked for its co-runners although another task, `_first_choice`, is next.
-    ///
-    /// If shares are kept, it may while it is at most a slice ahead: the order of turns changes but no share does,
-    /// because no task gets further ahead. AV's Linux 2.6 is similar: every task had its turn before the next round
-    /// began.
+    /// Whether a waiting task may be picked for its co-runners although another task,
+    /// `_first_choice`, is next.  If shares are kept, it may while it is at most a slice ahead: the
+    /// order of turns changes but no share does, because no task gets further ahead. AV's Linux 2.6
+    /// is similar: every task had its turn before the next round began.
     fn may_overtake(&self, _slot: Slot, _first_choice: Slot) -> bool {
         true
     }
-    /// Returns whether there is one queue for all CPUs.
+    /// One queue for all CPUs, instead of one for each.
     fn has_single_queue(&self) -> bool {
         false
     }
-    /// Returns the cycle at which [`CpuScheduler::plan_moves`] is due.
+    /// When [`CpuScheduler::plan_moves`] is due.
     fn next_balance_cycle(&self) -> u64 {
         u64::MAX
     }
@@ -85,7 +84,7 @@ pub(crate) trait CpuScheduler: Send {
     fn plan_moves(&mut self, _view: &SchedulerView<'_>) -> Vec<(Slot, u32)> {
         Vec::new()
     }
-    /// Returns a queued task from another queue for a CPU that has nothing to run; `None` if there is none.
+    /// A task of another queue for a CPU that has nothing to run; `None` if there is none.
     fn steal(&mut self, cpu: u32, view: &SchedulerView<'_>) -> Option<Slot>;
 }
 
@@ -98,7 +97,7 @@ pub(crate) fn build_scheduler(kind: SchedulerKind, times: SchedulerTimes) -> Box
     }
 }
 
-/// Returns the slot's entry in a table, which grows with the number of tasks.
+/// The table grows with the number of tasks.
 fn slot_entry_mut<T: Default>(table: &mut Vec<T>, slot: Slot) -> &mut T {
     if table.len() <= slot {
         table.resize_with(slot + 1, T::default);

@@ -30,7 +30,6 @@ struct DispatchTableRow {
     lifted_level: u8,
 }
 
-/// Returns a row of the default table.
 fn dispatch_row(level: u8) -> DispatchTableRow {
     let (quantum_ms, level_drop) = match level {
         0..=9 => (200, level),
@@ -97,7 +96,7 @@ impl SolarisTimeSharing {
             as u64
     }
 
-    /// Returns the number of waiting threads at this level or a better one.
+    /// Threads at this level or a better one.
     fn count_waiting_at(&self, cpu: u32, level: u8, view: &SchedulerView<'_>) -> usize {
         view.waiting_tasks(cpu)
             .iter()
@@ -105,7 +104,7 @@ impl SolarisTimeSharing {
             .count()
     }
 
-    /// Returns an idle CPU or, if there is none, the one that runs the lowest level.
+    /// An idle CPU or, if there is none, the one that runs the lowest level.
     fn lowest_level_cpu(&self, slot: Slot, view: &SchedulerView<'_>) -> u32 {
         let domains = view.domains();
         let last_cpu = view.last_cpu(slot).unwrap_or(0);

@@ -1,9 +1,9 @@
 //! CA-1, CA-4 and CA-5 from one measured matrix of pairs, and CA-3 from the published matrix.
 
 use cachemate_core::{Fact, Profile};
-use cachemate_policy::matrix::PairCosts;
-use cachemate_policy::schemes::{self, SharedCache};
-use cachemate_policy::solvers::{self, Seats};
+use cachemate_papers::matrix::PairCosts;
+use cachemate_papers::schemes::{self, SharedCache};
+use cachemate_papers::solvers::{self, Seats};
 use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, HeatMap, Series};
 use cachemate_spec::parse_measured_matrix;
 

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
     Ability, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, Profile, RowInterval,
-    ServiceIdentity, TaskId, View,
+    ServiceIdentity, TaskId, TaskSample, View,
 };
 use cachemate_locality::shmap::SharingCriteria;
 use cachemate_papers::clustering::{
@@ -27,7 +27,7 @@ use super::curves::CurveChecks;
 use super::phases::current_phase;
 use super::service_pauses::{ServicePauses, is_promised};
 use super::speeds::SpeedTracker;
-use super::thread_clusters::join_unclustered;
+use super::thread_clusters::{cluster_count, complete_clusters};
 use crate::auto::model::sites::{CacheSite, CpuSites};
 
 /// Limits of the probes.
@@ -47,12 +47,14 @@ pub struct ProbeLimits {
     pub may_pause_services: bool,
 }
 
+/// A request, and the time at which it was made.
+type OpenRequest = (ProbeRequest, u64);
+
 /// A probe of a task in one of its phases.
 #[derive(Clone, Debug)]
 struct TaskProbe {
     phase: u32,
-    probe: ProbeRequest,
-    requested_ns: u64,
+    request: OpenRequest,
     is_over: bool,
     is_answered: bool,
 }
@@ -66,7 +68,7 @@ pub struct ProbePlanner {
     /// for the longer trace.
     first_traces: BTreeSet<(TaskId, u32)>,
     /// The pending request for samples of accesses to other caches, and its window.
-    sharing_probe: Option<(ProbeRequest, u64)>,
+    sharing_probe: Option<OpenRequest>,
     /// Threads of the last samples, and the number of windows until they are sampled again.
     last_sampling: Option<(Vec<TaskId>, u32)>,
     pub clusters: BTreeMap<TaskId, usize>,
@@ -74,7 +76,7 @@ pub struct ProbePlanner {
     /// Run time of each task.
     ran_ns_by_task: BTreeMap<TaskId, u64>,
     /// Outstanding probe that keeps tasks off their CPUs, and when it was requested.
-    row_probe: Option<(ProbeRequest, u64)>,
+    row_probe: Option<OpenRequest>,
     service_pauses: ServicePauses,
     /// Tasks whose solo interval was requested, with the phase and the time of the request.
     solo_requested: BTreeMap<TaskId, (u32, u64)>,
@@ -139,19 +141,11 @@ impl ProbePlanner {
             .retain(|task, _| live_tasks.contains(task));
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         for (task, task_probe) in &mut self.probes_by_task {
-            let is_answered = view.observation.probe_results.iter().any(|probe_result| {
-                probe_result.probe == task_probe.probe.id && probe_result.complete
-            });
-            let is_refused = view
-                .observation
-                .applied
-                .has_refused_probe(task_probe.probe.id);
-            let is_late = now_ns.saturating_sub(task_probe.requested_ns) > ANSWER_TIMEOUT_NS;
             let has_curve = curves.has_curve(view, *task);
-            let entry_count = trace_entries_of(&task_probe.probe);
+            let entry_count = trace_entries_of(&task_probe.request.0);
             let is_first = entry_count.is_none_or(|entries| entries <= limits.trace_entries);
-            task_probe.is_answered |= is_answered;
-            task_probe.is_over |= is_answered || is_refused || is_late || has_curve && is_first;
+            task_probe.is_answered |= is_answered(view, &task_probe.request.0);
+            task_probe.is_over |= !is_awaited(view, &task_probe.request) || has_curve && is_first;
             if let (phase, Some(kind)) = current_phase(view, *task)
                 && (task_probe.is_answered, task_probe.phase, entry_count)
                     == (true, phase, Some(limits.trace_entries))
@@ -197,17 +191,9 @@ impl ProbePlanner {
         limits: &ProbeLimits,
         now_ns: u64,
     ) -> Option<ProbeRequest> {
-        if let Some((probe, since_ns)) = self.row_probe.take() {
-            let is_answered = view
-                .observation
-                .probe_results
-                .iter()
-                .any(|probe_result| probe_result.probe == probe.id);
-            let is_refused = view.observation.applied.has_refused_probe(probe.id);
-            if !is_answered && !is_refused && now_ns.saturating_sub(since_ns) <= ANSWER_TIMEOUT_NS {
-                self.row_probe = Some((probe.clone(), since_ns));
-                return Some(probe);
-            }
+        self.row_probe = self.row_probe.take().filter(|open| is_awaited(view, open));
+        if let Some((probe, _)) = &self.row_probe {
+            return Some(probe.clone());
         }
         let is_paid = self.ledger.excess_ns(limits.max_share) <= 0.0;
         self.service_pauses.last_service = None;
@@ -239,7 +225,7 @@ impl ProbePlanner {
         self.solo_requested
             .retain(|task, _| view.live_tasks().any(|sample| sample.task == *task));
         let cpu_sites = CpuSites::from_sites(sites);
-        let is_due = |seen: &&cachemate_core::TaskSample| {
+        let is_due = |seen: &&TaskSample| {
             let phase = view
                 .profiles
                 .get(&seen.task)
@@ -322,7 +308,8 @@ impl ProbePlanner {
                 !stopped_sites.contains(&current_site)
             };
             let is_answer_short = |request: &TaskProbe| {
-                let is_full_length = trace_entries_of(&request.probe) == Some(limits.trace_entries);
+                let is_full_length =
+                    trace_entries_of(&request.request.0) == Some(limits.trace_entries);
                 request.is_answered && request.phase == phase && is_full_length
             };
             let is_kind_short =
@@ -371,8 +358,7 @@ impl ProbePlanner {
                     self.build_request(probe_kind, limits.budget_ns.max((4.0 * cost_ns) as u64));
                 let task_probe = TaskProbe {
                     phase,
-                    probe,
-                    requested_ns: now_ns,
+                    request: (probe, now_ns),
                     is_over: false,
                     is_answered: false,
                 };
@@ -384,7 +370,7 @@ impl ProbePlanner {
             probes.extend(
                 self.probes_by_task
                     .get(&sample.task)
-                    .map(|request| request.probe.clone()),
+                    .map(|task_probe| task_probe.request.0.clone()),
             );
         }
         probes
@@ -418,7 +404,7 @@ impl ProbePlanner {
         let can_measure = can_measure_curves(view);
         let is_surveyed =
             |task: TaskId| curves.has_curve(view, task) || !can_measure || !self.is_open(task);
-        let has_run = |seen: &cachemate_core::TaskSample| seen.has_run();
+        let has_run = |seen: &TaskSample| seen.has_run();
         self.sharing_probe.is_none()
             && view
                 .movable_tasks()
@@ -436,23 +422,14 @@ impl ProbePlanner {
         if !view.capabilities.has_ability(Ability::SampleAccesses) {
             return None;
         }
-        if let Some((probe, since_ns)) = self.sharing_probe.take() {
-            let answers_probe =
-                |answer: &&cachemate_core::ProbeResult| answer.probe == probe.id && answer.complete;
-            let is_refused = view.observation.applied.has_refused_probe(probe.id);
-            let is_answered = view
-                .observation
-                .probe_results
-                .iter()
-                .any(|probe_result| answers_probe(&probe_result));
-            if is_answered || is_refused || now_ns.saturating_sub(since_ns) > ANSWER_TIMEOUT_NS {
-                self.update_clusters(view, &probe);
+        if let Some(open) = self.sharing_probe.take() {
+            if !is_awaited(view, &open) {
+                self.update_clusters(view, &open.0);
                 return None;
             }
-            self.sharing_probe = Some((probe.clone(), since_ns));
-            return Some(probe);
+            return Some(self.sharing_probe.insert(open).0.clone());
         }
-        let remote_stall_share_of = |seen: &cachemate_core::TaskSample| {
+        let remote_stall_share_of = |seen: &TaskSample| {
             let speed = speeds.observed_speed(seen.task)?;
             Some(speed.remote_cycles_per_instr? / speed.cycles_per_instr)
         };
@@ -501,31 +478,29 @@ impl ProbePlanner {
         let ProbeKind::AccessSamples { processes, .. } = &probe.kind else {
             return;
         };
-        let threads: Vec<&cachemate_core::TaskSample> = view
-            .live_tasks()
-            .filter(|sample| processes.contains(&sample.process))
-            .collect();
-        let sharing_map_of = |seen: &cachemate_core::TaskSample| {
+        let sharing_map_of = |sample: &TaskSample| {
             view.profiles
-                .get(&seen.task)
-                .and_then(|known_profile| known_profile.sharing_map())
+                .get(&sample.task)
+                .and_then(Profile::sharing_map)
         };
-        let mut filters: Vec<Option<ProcessId>> = Vec::new();
-        let filter_of = |seen: &cachemate_core::TaskSample| {
-            (!sharing_map_of(seen).is_some_and(|map| map.machine_wide)).then_some(seen.process)
-        };
-        for seen in &threads {
-            if !filters.contains(&filter_of(seen)) {
-                filters.push(filter_of(seen));
+        let mut comparable_threads: Vec<(Option<ProcessId>, Vec<&TaskSample>)> = Vec::new();
+        for sample in view.live_tasks() {
+            if !processes.contains(&sample.process) {
+                continue;
+            }
+            let is_machine_wide = sharing_map_of(sample).is_some_and(|map| map.machine_wide);
+            let filter = (!is_machine_wide).then_some(sample.process);
+            match comparable_threads
+                .iter_mut()
+                .find(|(other, _)| *other == filter)
+            {
+                Some((_, members)) => members.push(sample),
+                None => comparable_threads.push((filter, vec![sample])),
             }
         }
         let mut clusters = BTreeMap::new();
-        let mut cluster_count = 0;
-        for process_filter in filters {
-            let members: Vec<_> = threads
-                .iter()
-                .filter(|seen| filter_of(seen) == process_filter)
-                .collect();
+        let mut first_cluster = 0;
+        for (_, members) in comparable_threads {
             let maps: Vec<ThreadMap<'_>> = members
                 .iter()
                 .map(|seen| ThreadMap {
@@ -541,28 +516,39 @@ impl ProbePlanner {
             let sample_ratio =
                 sample_count as f64 / maps.len().max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
             let criteria = SharingCriteria::default();
-            let co_clusters = find_clusters(
-                ClusteringMethod::CoClusters,
-                &maps,
-                &criteria,
-                scaled_threshold(THRESHOLD, sample_ratio, criteria.floor),
-            );
-            let mut cluster_by_thread = join_unclustered(co_clusters.cluster_by_thread, &maps);
-            assign_partners(view, &members, &mut cluster_by_thread);
-            let new_cluster_count = cluster_by_thread
-                .iter()
-                .flatten()
-                .max()
-                .map_or(0, |last| last + 1);
+            let threshold = scaled_threshold(THRESHOLD, sample_ratio, criteria.floor);
+            let method = ClusteringMethod::CoClusters;
+            let mut cluster_by_thread =
+                find_clusters(method, &maps, &criteria, threshold).cluster_by_thread;
+            let fetch_share = |thread: usize, partner: usize| {
+                let profile = view.profiles.get(&members[thread].task);
+                profile
+                    .and_then(|profile| profile.sharing.with.get(&members[partner].task))
+                    .map_or(0.0, |fact| fact.value)
+            };
+            complete_clusters(&mut cluster_by_thread, &maps, fetch_share);
             for (seen, cluster) in members.iter().zip(&cluster_by_thread) {
-                clusters.extend(cluster.map(|cluster| (seen.task, cluster_count + cluster)));
+                clusters.extend(cluster.map(|cluster| (seen.task, first_cluster + cluster)));
             }
-            cluster_count += new_cluster_count;
+            first_cluster += cluster_count(&cluster_by_thread);
         }
         if !clusters.is_empty() {
             self.clusters = clusters;
         }
     }
+}
+
+fn is_answered(view: &View<'_>, probe: &ProbeRequest) -> bool {
+    let mut results = view.observation.probe_results.iter();
+    results.any(|result| result.probe == probe.id && result.complete)
+}
+
+/// Returns whether a request is neither answered nor refused, and not yet too old.
+fn is_awaited(view: &View<'_>, (probe, since_ns): &OpenRequest) -> bool {
+    let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
+    !is_answered(view, probe)
+        && !view.observation.applied.has_refused_probe(probe.id)
+        && now_ns.saturating_sub(*since_ns) <= ANSWER_TIMEOUT_NS
 }
 
 /// Returns whether curves can be measured on this machine.
@@ -598,51 +584,6 @@ pub fn are_probes_harmless(view: &View<'_>) -> bool {
 fn memory_stall_share(speeds: &SpeedTracker, task: TaskId) -> Option<f64> {
     let speed = speeds.observed_speed(task)?;
     Some(speed.misses_per_instr? * speed.stall_cycles_per_miss? / speed.cycles_per_instr)
-}
-
-/// Smallest share of a thread's remote accesses at which the other thread is its partner.
-const MIN_PARTNER_SHARE: f64 = 0.1;
-
-/// Assigns each unclustered thread to the cluster of the thread whose lines it fetches most.
-fn assign_partners(
-    view: &View<'_>,
-    members: &[&&cachemate_core::TaskSample],
-    cluster_by_thread: &mut [Option<usize>],
-) {
-    let mut next_cluster = cluster_by_thread
-        .iter()
-        .flatten()
-        .max()
-        .map_or(0, |last| last + 1);
-    for index in 0..members.len() {
-        let Some(profile) = view
-            .profiles
-            .get(&members[index].task)
-            .filter(|_| cluster_by_thread[index].is_none())
-        else {
-            continue;
-        };
-        let remote_access_share = |partner: usize| {
-            profile
-                .sharing
-                .with
-                .get(&members[partner].task)
-                .map_or(0.0, |fact| fact.value)
-        };
-        let partner_shares = (0..members.len())
-            .filter(|&partner| partner != index)
-            .map(|partner| (remote_access_share(partner), partner));
-        let Some((largest_share, partner)) =
-            partner_shares.reduce(|a, b| if b.0 > a.0 { b } else { a })
-        else {
-            continue;
-        };
-        if largest_share >= MIN_PARTNER_SHARE {
-            let cluster = cluster_by_thread[partner].unwrap_or(next_cluster);
-            next_cluster = next_cluster.max(cluster + 1);
-            (cluster_by_thread[index], cluster_by_thread[partner]) = (Some(cluster), Some(cluster));
-        }
-    }
 }
 
 /// Returns the sample period (in accesses per sample) at which samples cost no more than this share of the busiest

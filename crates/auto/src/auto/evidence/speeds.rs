@@ -96,12 +96,9 @@ fn memory_stall_cycles(task: &TaskSample) -> Option<f64> {
         StallCause::RemoteMemory,
         StallCause::BusQueue,
     ];
-    let stall_counts = causes
-        .into_iter()
-        .filter_map(|cause| task.counts.get(CounterEvent::StallCycles(cause)));
-    stall_counts.fold(None, |sum: Option<f64>, cycles| {
-        Some(sum.unwrap_or(0.0) + cycles)
-    })
+    let counts = causes.map(|cause| task.counts.get(CounterEvent::StallCycles(cause)));
+    let is_counted = counts.iter().any(Option::is_some);
+    is_counted.then(|| counts.into_iter().flatten().sum())
 }
 
 impl DecayingRate {
@@ -231,52 +228,41 @@ impl SpeedTracker {
             } else {
                 DECAY
             };
-            let add_decayed = |sum: &mut f64, addend: f64| *sum = decay * *sum + addend;
-            add_decayed(&mut sums.instructions, instructions);
-            add_decayed(&mut sums.cycles, cycles);
-            add_decayed(&mut sums.demanded_ns, demanded_ns);
-            add_decayed(&mut sums.on_cpu_ns, ran_ns as f64);
-            add_decayed(&mut sums.elapsed_ns, observation.span.elapsed_ns as f64);
-            add_decayed(&mut sums.reported_work, task.progress.unwrap_or(0.0));
-            add_decayed(
-                &mut sums.reported_elapsed_ns,
-                task.progress
-                    .map_or(0.0, |_| observation.span.elapsed_ns as f64),
-            );
-            sums.misses.add(
-                task.counts.get(CounterEvent::Misses(level)),
-                instructions,
-                decay,
-            );
-            sums.references.add(
-                task.counts.get(CounterEvent::References(level)),
-                instructions,
-                decay,
-            );
-            sums.stalls
-                .add(memory_stall_cycles(task), instructions, decay);
-            sums.remote_stalls.add(
-                task.counts
-                    .get(CounterEvent::StallCycles(StallCause::RemoteCache)),
-                instructions,
-                decay,
-            );
-            sums.queue_stalls.add(
-                task.counts
-                    .get(CounterEvent::StallCycles(StallCause::BusQueue)),
-                instructions,
-                decay,
-            );
-            sums.read_bytes.add(
-                task.counts.get(CounterEvent::MemoryReadBytes),
-                instructions,
-                decay,
-            );
-            sums.written_bytes.add(
-                task.counts.get(CounterEvent::MemoryWriteBytes),
-                instructions,
-                decay,
-            );
+            let elapsed_ns = observation.span.elapsed_ns as f64;
+            let reported_elapsed_ns = task.progress.map_or(0.0, |_| elapsed_ns);
+            for (sum, addend) in [
+                (&mut sums.instructions, instructions),
+                (&mut sums.cycles, cycles),
+                (&mut sums.demanded_ns, demanded_ns),
+                (&mut sums.on_cpu_ns, ran_ns as f64),
+                (&mut sums.elapsed_ns, elapsed_ns),
+                (&mut sums.reported_work, task.progress.unwrap_or(0.0)),
+                (&mut sums.reported_elapsed_ns, reported_elapsed_ns),
+            ] {
+                *sum = decay * *sum + addend;
+            }
+            let count = |event| task.counts.get(event);
+            use CounterEvent::StallCycles;
+            for (rate, events) in [
+                (&mut sums.misses, count(CounterEvent::Misses(level))),
+                (&mut sums.references, count(CounterEvent::References(level))),
+                (&mut sums.stalls, memory_stall_cycles(task)),
+                (
+                    &mut sums.remote_stalls,
+                    count(StallCycles(StallCause::RemoteCache)),
+                ),
+                (
+                    &mut sums.queue_stalls,
+                    count(StallCycles(StallCause::BusQueue)),
+                ),
+                (&mut sums.read_bytes, count(CounterEvent::MemoryReadBytes)),
+                (
+                    &mut sums.written_bytes,
+                    count(CounterEvent::MemoryWriteBytes),
+                ),
+            ] {
+                rate.add(events, instructions, decay);
+            }
             if let Some(kind) = sums.kind {
                 self.sums_by_kind.insert((task.task, kind), sums.clone());
             }

@@ -2,7 +2,6 @@
 
 use cachemate_papers::gang_quantum::{MAX_WAIT_NS, max_quantum_ns};
 
-use super::PlanComparator;
 use super::PlanSearch;
 use super::site::SiteTasks;
 use crate::auto::model::layout::{GangRotation, SiteLayout};
@@ -15,66 +14,61 @@ const MIN_GANG_DEMAND: f64 = 0.8;
 impl PlanSearch<'_> {
     pub(super) fn add_rotations(&self, layout: &SiteLayout) -> SiteLayout {
         let sites = 0..self.problem.sites.len();
-        self.refine_each_site(layout, sites, |search, site_tasks, new_layout| {
-            new_layout.rotations[site_tasks.site] = site_tasks.best_rotation(&search.judge);
+        self.refine_each_site(layout, sites, |site_tasks, new_layout| {
+            new_layout.rotations[site_tasks.site] = site_tasks.best_rotation();
         })
     }
 }
 
 impl SiteTasks<'_> {
     /// Returns the best gangs; `None` if none are better than single tasks in turn.
-    fn best_rotation(&self, judge: &PlanComparator) -> Option<GangRotation> {
-        let cpus = self.problem.sites[self.site].cpus.count() as usize;
-        let program_at = |&at: &usize| self.problem.tasks[at].program.as_ref();
-        let can_be_ganged = self
-            .members
-            .iter()
-            .all(|&index| self.problem.tasks[index].is_movable)
-            && self
-                .members
-                .iter()
-                .filter_map(program_at)
-                .all(|program| program.cpu_demand >= MIN_GANG_DEMAND);
-        if self.members.len() <= cpus || !can_be_ganged || cpus < 2 {
+    fn best_rotation(&self) -> Option<GangRotation> {
+        let problem = self.search.problem;
+        let cpus = self.cache_site().cpus.count() as usize;
+        let can_be_ganged = |&index: &usize| {
+            let program = self.program(index);
+            problem.tasks[index].is_movable
+                && program.is_none_or(|program| program.cpu_demand >= MIN_GANG_DEMAND)
+        };
+        if self.members.len() <= cpus || !self.members.iter().all(can_be_ganged) || cpus < 2 {
             return None;
         }
-        let can_take_turns = self.problem.min_slice_ns.is_some_and(|ns| ns <= QUANTUM_NS);
-        let mut best_key = judge.score_key(self.score(&[], None));
+        let can_take_turns = problem.min_slice_ns.is_some_and(|ns| ns <= QUANTUM_NS);
+        let mut best_key = self.key(&[], None);
         let mut best_rotation = None;
         for gangs in self.form_gangs(cpus) {
             let is_short = QUANTUM_NS <= max_quantum_ns(gangs.len(), MAX_WAIT_NS);
-            if !can_take_turns || !is_short || self.remaining_scores.get() == 0 {
+            if !can_take_turns || !is_short || self.search.is_spent() {
                 break;
             }
             let rotation = GangRotation {
                 slice_ns: QUANTUM_NS,
                 gangs,
             };
-            let key = judge.score_key(self.score(&[], Some(&rotation)));
+            let key = self.key(&[], Some(&rotation));
             if key > best_key + 1e-9 {
                 (best_key, best_rotation) = (key, Some(rotation));
             }
         }
-        let rotation = self.exchange_members(judge, best_key, best_rotation?);
+        let rotation = self.exchange_members(best_key, best_rotation?);
         Some(rotation.in_order())
     }
 
     /// Groups similar tasks, by pressure and by space, and completes or evens out the groups.
     fn form_gangs(&self, cpus: usize) -> Vec<Vec<Vec<usize>>> {
-        let bytes = self.problem.sites[self.site].bytes;
+        let bytes = self.cache_site().bytes;
         let sorted_by = |sort_key: &dyn Fn(usize) -> f64| {
             let mut sorted_members = self.members.to_vec();
             sorted_members.sort_by(|&a, &b| sort_key(a).total_cmp(&sort_key(b)).then(a.cmp(&b)));
             sorted_members
         };
-        let program_at = |index: usize| self.problem.tasks[index].program.as_ref();
         let pressure = |index: usize| {
-            program_at(index).map_or(0.0, |model| {
+            self.program(index).map_or(0.0, |model| {
                 model.misses_at(bytes) / model.solo_cycles(bytes)
             })
         };
         let space_need = |index: usize| {
-            program_at(index).map_or(0.0, |model| {
+            self.program(index).map_or(0.0, |model| {
                 model.cycles_per_instr_at(bytes / 8.0, 0.0, 0.0) / model.solo_cycles(bytes)
             })
         };
@@ -118,19 +112,14 @@ impl SiteTasks<'_> {
     }
 
     /// Exchanges members between gangs as long as that helps.
-    fn exchange_members(
-        &self,
-        judge: &PlanComparator,
-        mut key: f64,
-        mut rotation: GangRotation,
-    ) -> GangRotation {
+    fn exchange_members(&self, mut key: f64, mut rotation: GangRotation) -> GangRotation {
         for _ in 0..2 {
             let previous_key = key;
             for gang in 0..rotation.gangs.len() {
                 for other_gang in gang + 1..rotation.gangs.len() {
                     for member in 0..rotation.gangs[gang].len() {
                         for other_member in 0..rotation.gangs[other_gang].len() {
-                            if self.remaining_scores.get() == 0 {
+                            if self.search.is_spent() {
                                 return rotation;
                             }
                             let mut exchanged_rotation = rotation.clone();
@@ -141,8 +130,7 @@ impl SiteTasks<'_> {
                                 rotation.gangs[other_gang][other_member],
                                 rotation.gangs[gang][member],
                             );
-                            let new_key =
-                                judge.score_key(self.score(&[], Some(&exchanged_rotation)));
+                            let new_key = self.key(&[], Some(&exchanged_rotation));
                             if new_key > key + 1e-9 {
                                 (key, rotation) = (new_key, exchanged_rotation);
                             }

@@ -24,7 +24,7 @@ use self::site::SiteTasks;
 pub use self::space::unit_steps;
 use super::model::layout::SiteLayout;
 use super::model::problem::PlanningProblem;
-use super::model::score::{LayoutScore, PlanObjective, score, split_shares};
+use super::model::score::{LayoutScore, PlanObjective, score};
 use super::model::score_cache::ScoreCache;
 use super::model::sites::CacheSite;
 
@@ -171,12 +171,11 @@ impl PlanSearch<'_> {
             }
             layout = self.problem.with_closed_sites(layout, current_layout);
         }
-        let score = score(self.problem, &layout, self.score_cache);
         CandidatePlan {
             label: "default".to_string(),
             mechanism: None,
+            score: score(self.problem, &layout, self.score_cache),
             layout,
-            score,
         }
     }
 
@@ -190,21 +189,14 @@ impl PlanSearch<'_> {
         let current = current_layout.unwrap_or_else(|| default.layout.clone());
         let placements = self.find_placements(&default.layout, &current);
 
-        let mut candidates = Candidates {
-            problem: self.problem,
-            score_cache: self.score_cache,
-            plans: vec![default],
-        };
-        candidates.add("the plan in force", None, current.clone());
+        let mut candidates = vec![default];
+        self.add_candidate(&mut candidates, "the plan in force", None, current.clone());
         if self.allowed_mechanisms.allows(Mechanism::Gangs) {
             for (label, _, layout) in &placements[..2] {
                 let ganged = self.with_budget_share(3, |search| search.add_rotations(layout));
                 let layout = self.problem.with_closed_sites(ganged, &current);
-                candidates.add(
-                    format!("{label} with gangs"),
-                    Some(Mechanism::Gangs),
-                    layout,
-                );
+                let label = format!("{label} with gangs");
+                self.add_candidate(&mut candidates, label, Some(Mechanism::Gangs), layout);
             }
         }
 
@@ -216,12 +208,13 @@ impl PlanSearch<'_> {
                 });
                 let layout = self.problem.with_closed_sites(divided, &current);
                 let single = (index == 0).then_some(Mechanism::Space);
-                candidates.add(format!("{label} with partitions"), single, layout);
+                let label = format!("{label} with partitions");
+                self.add_candidate(&mut candidates, label, single, layout);
             }
             let layout = self.problem.with_closed_sites(layout, &current);
-            candidates.add(label, mechanism, layout);
+            self.add_candidate(&mut candidates, label, mechanism, layout);
         }
-        candidates.plans
+        candidates
     }
 
     /// Returns undivided placements: the default and the present one, then those of the searches.
@@ -322,26 +315,13 @@ impl PlanSearch<'_> {
             .collect()
     }
 
-    /// Scores a site with these members, without partitions.
-    fn score_site(
-        &self,
-        site_by_task: &[Option<usize>],
-        site: usize,
-        members: &[usize],
-    ) -> LayoutScore {
-        if members.is_empty() {
-            return LayoutScore::EMPTY;
-        }
-        let split_shares = split_shares(self.problem, site_by_task, members, site);
-        let site_tasks = SiteTasks {
-            problem: self.problem,
-            site,
-            members,
-            split_shares: &split_shares,
-            remaining_scores: &self.remaining_scores,
-            score_cache: self.score_cache,
-        };
-        site_tasks.score(&[], None)
+    fn is_spent(&self) -> bool {
+        self.remaining_scores.get() == 0
+    }
+
+    fn spend(&self, scores: usize) {
+        let remaining_scores = self.remaining_scores.get().saturating_sub(scores);
+        self.remaining_scores.set(remaining_scores);
     }
 
     /// Returns the layout with these sites improved one by one.
@@ -349,7 +329,7 @@ impl PlanSearch<'_> {
         &self,
         layout: &SiteLayout,
         sites: impl IntoIterator<Item = usize>,
-        change: impl Fn(&Self, &SiteTasks<'_>, &mut SiteLayout),
+        change: impl Fn(&SiteTasks<'_>, &mut SiteLayout),
     ) -> SiteLayout {
         let mut new_layout = layout.clone();
         for site in sites
@@ -357,16 +337,8 @@ impl PlanSearch<'_> {
             .filter(|&site| !self.problem.is_closed(site))
         {
             let members = layout.known_tasks_on(self.problem, site);
-            let split_shares = split_shares(self.problem, &layout.site_by_task, &members, site);
-            let site_tasks = SiteTasks {
-                problem: self.problem,
-                site,
-                members: &members,
-                split_shares: &split_shares,
-                remaining_scores: &self.remaining_scores,
-                score_cache: self.score_cache,
-            };
-            change(self, &site_tasks, &mut new_layout);
+            let site_tasks = SiteTasks::new(self, &layout.site_by_task, site, &members);
+            change(&site_tasks, &mut new_layout);
             // Partitions and rotations apply to tasks that stay on the site.
             if !new_layout.partitions[site].is_empty() || new_layout.rotations[site].is_some() {
                 for &index in members
@@ -379,33 +351,23 @@ impl PlanSearch<'_> {
         }
         new_layout
     }
-}
 
-/// The candidates so far.
-pub(super) struct Candidates<'a> {
-    pub problem: &'a PlanningProblem,
-    pub score_cache: &'a ScoreCache,
-    pub plans: Vec<CandidatePlan>,
-}
-
-impl Candidates<'_> {
-    /// Scores a layout, and adds it if it differs from all earlier ones.
-    pub fn add(
-        &mut self,
+    /// Scores a layout, and adds it to the candidates if it differs from all earlier ones.
+    fn add_candidate(
+        &self,
+        candidates: &mut Vec<CandidatePlan>,
         label: impl Into<String>,
         mechanism: Option<Mechanism>,
         layout: SiteLayout,
     ) {
-        if self.plans.iter().any(|plan| plan.layout == layout) {
-            return;
+        if candidates.iter().all(|plan| plan.layout != layout) {
+            candidates.push(CandidatePlan {
+                label: label.into(),
+                mechanism,
+                score: score(self.problem, &layout, self.score_cache),
+                layout,
+            });
         }
-        let score = score(self.problem, &layout, self.score_cache);
-        self.plans.push(CandidatePlan {
-            label: label.into(),
-            mechanism,
-            layout,
-            score,
-        });
     }
 }
 

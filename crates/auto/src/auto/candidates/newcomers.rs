@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::TaskId;
 
-use super::{CandidatePlan, Candidates, Mechanism, PlanSearch};
+use super::{CandidatePlan, Mechanism, PlanSearch};
 use crate::auto::model::layout::SiteLayout;
 
 impl PlanSearch<'_> {
@@ -19,12 +19,11 @@ impl PlanSearch<'_> {
         current_layout: &SiteLayout,
         newcomers: &[usize],
     ) -> Vec<CandidatePlan> {
-        let mut candidates = Candidates {
-            problem: self.problem,
-            score_cache: self.score_cache,
-            plans: vec![self.set_min_speed(default_sites, Some(current_layout))],
+        let mut candidates = vec![self.set_min_speed(default_sites, Some(current_layout))];
+        let mut add = |search: &Self, label: &str, layout: &SiteLayout| {
+            search.add_candidate(&mut candidates, label, None, layout.clone());
         };
-        candidates.add("the plan in force", None, current_layout.clone());
+        add(self, "the plan in force", current_layout);
 
         let mut placed_layout = current_layout.clone();
         let mut changed_sites: BTreeSet<usize> = newcomers
@@ -33,14 +32,14 @@ impl PlanSearch<'_> {
             .collect();
         if self.allowed_mechanisms.allows(Mechanism::Placement) && self.problem.sites.len() > 1 {
             changed_sites.extend(self.place_newcomers(newcomers, &mut placed_layout));
-            candidates.add("newcomers placed", None, placed_layout.clone());
+            add(self, "newcomers placed", &placed_layout);
         }
         if self.allowed_mechanisms.allows(Mechanism::Space) {
             changed_sites.retain(|&site| placed_layout.rotations[site].is_none());
             let divided = self.divide_sites(&placed_layout, changed_sites);
-            candidates.add("newcomers placed, with partitions", None, divided);
+            add(self, "newcomers placed, with partitions", &divided);
         }
-        candidates.plans
+        candidates
     }
 
     /// Moves each newcomer to its best site. Returns the sites that tasks joined.

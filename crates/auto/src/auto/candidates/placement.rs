@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::site::SiteTasks;
 use super::{MAX_EXCHANGES, MIN_KEY_GAIN, PlanSearch};
 use crate::auto::model::layout::SiteLayout;
 use crate::auto::model::program_model::ProgramModel;
@@ -74,12 +75,12 @@ impl PlanSearch<'_> {
         let seats_per_site = self.seats_per_site();
         let mut assignment = self.assign(start_layout.site_by_task);
         let mut has_improved = true;
-        while has_improved && self.remaining_scores.get() > 0 {
+        while has_improved && !self.is_spent() {
             has_improved = false;
             let mut ordered_tasks = movable_tasks.clone();
             self.generator.shuffle(&mut ordered_tasks);
             for &index in &ordered_tasks {
-                if self.remaining_scores.get() == 0 {
+                if self.is_spent() {
                     break;
                 }
                 has_improved |= self.apply_improving_move(index, &seats_per_site, &mut assignment);
@@ -253,6 +254,19 @@ impl PlanSearch<'_> {
             previous_scores.push((site, previous_score));
         }
         previous_scores
+    }
+
+    /// Scores a site with these members, without partitions.
+    fn score_site(
+        &self,
+        site_by_task: &[Option<usize>],
+        site: usize,
+        members: &[usize],
+    ) -> LayoutScore {
+        if members.is_empty() {
+            return LayoutScore::EMPTY;
+        }
+        SiteTasks::new(self, site_by_task, site, members).score(&[], None)
     }
 
     /// Returns the placement of these tasks with the scores of all sites.

@@ -3,7 +3,6 @@
 use cachemate_core::PartitionSupport;
 use cachemate_papers::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 
-use super::PlanComparator;
 use super::PlanSearch;
 use super::site::SiteTasks;
 use crate::auto::model::layout::{PartitionMembers, SiteLayout, group_by_process};
@@ -60,28 +59,28 @@ impl PlanSearch<'_> {
         layout: &SiteLayout,
         sites: impl IntoIterator<Item = usize>,
     ) -> SiteLayout {
-        self.refine_each_site(layout, sites, |search, site_tasks, new_layout| {
-            new_layout.partitions[site_tasks.site] = site_tasks.best_partitions(&search.judge);
+        self.refine_each_site(layout, sites, |site_tasks, new_layout| {
+            new_layout.partitions[site_tasks.site] = site_tasks.best_partitions();
         })
     }
 }
 
 impl SiteTasks<'_> {
     /// Returns the best partitions of this cache; empty if none is better than sharing the whole cache.
-    pub fn best_partitions(&self, judge: &PlanComparator) -> Vec<PartitionMembers> {
-        let Some(partition_units) = self.problem.sites[self.site].partition_units else {
+    fn best_partitions(&self) -> Vec<PartitionMembers> {
+        let Some(partition_units) = self.cache_site().partition_units else {
             return Vec::new();
         };
-        let site_processes = group_by_process(self.problem, self.members);
-        if site_processes.len() < 2 || self.remaining_scores.get() == 0 {
+        let site_processes = group_by_process(self.search.problem, self.members);
+        if site_processes.len() < 2 || self.search.is_spent() {
             return Vec::new();
         }
-        let mut best_key_and_partitions = (judge.score_key(self.score(&[], None)), Vec::new());
+        let mut best_key_and_partitions = (self.key(&[], None), Vec::new());
         let mut consider_partition = |partitions: Vec<PartitionMembers>| {
-            if self.remaining_scores.get() == 0 {
+            if self.search.is_spent() {
                 return;
             }
-            let key = judge.score_key(self.score(&partitions, None));
+            let key = self.key(&partitions, None);
             if key > best_key_and_partitions.0 + 1e-9 {
                 best_key_and_partitions = (key, partitions);
             }
@@ -97,7 +96,7 @@ impl SiteTasks<'_> {
         if best_key_and_partitions.1.is_empty() {
             best_key_and_partitions.1
         } else {
-            self.move_units(judge, &partition_units, best_key_and_partitions)
+            self.move_units(&partition_units, best_key_and_partitions)
         }
     }
 
@@ -107,12 +106,12 @@ impl SiteTasks<'_> {
         partition_units: &PartitionSupport,
         processes: &[(cachemate_core::ProcessId, Vec<usize>)],
     ) -> Vec<usize> {
-        let bytes = self.problem.sites[self.site].bytes;
+        let bytes = self.cache_site().bytes;
         let min_bytes =
             bytes * f64::from(partition_units.min_units()) / f64::from(partition_units.units());
         let space_need = |tasks: &[usize]| {
             let task_need = |&index: &usize| {
-                let program = self.problem.tasks[index].program.as_ref()?;
+                let program = self.program(index)?;
                 Some(
                     program.cycles_per_instr_at(min_bytes, 0.0, 0.0)
                         / program.cycles_per_instr_at(bytes, 0.0, 0.0),
@@ -182,12 +181,12 @@ impl SiteTasks<'_> {
         if units > MAX_EXACT_UNITS {
             return Vec::new();
         }
-        let bytes = self.problem.sites[self.site].bytes;
+        let bytes = self.cache_site().bytes;
         let cost_of_units = |tasks: &[usize], unit_count: u32| -> f64 {
             let bytes_per_task =
                 bytes * f64::from(unit_count) / f64::from(units) / tasks.len().max(1) as f64;
             let task_cost = |&at: &usize| {
-                let program = self.problem.tasks[at].program.as_ref()?;
+                let program = self.program(at)?;
                 Some(
                     -program.goal.priority * program.cpu_demand * program.solo_cycles(bytes)
                         / program.cycles_per_instr_at(bytes_per_task, 0.0, 0.0),
@@ -239,13 +238,12 @@ impl SiteTasks<'_> {
     /// Moves units between partitions as long as that helps.
     fn move_units(
         &self,
-        judge: &PlanComparator,
         partition_units: &PartitionSupport,
         mut best: (f64, Vec<PartitionMembers>),
     ) -> Vec<PartitionMembers> {
         let mut step = (partition_units.units() / 8).max(1);
         for _ in 0..MAX_CLIMB_STEPS {
-            if self.remaining_scores.get() == 0 {
+            if self.search.is_spent() {
                 break;
             }
             let mut best_step = None;
@@ -257,7 +255,7 @@ impl SiteTasks<'_> {
                     let mut partitions = best.1.clone();
                     partitions[giver].units -= step;
                     partitions[receiver].units += step;
-                    let key = judge.score_key(self.score(&partitions, None));
+                    let key = self.key(&partitions, None);
                     if key
                         > best_step
                             .as_ref()

@@ -691,8 +691,7 @@ mod tests {
             TaskId(2),
             TaskProbe {
                 phase: 0,
-                probe,
-                requested_ns: 0,
+                request: (probe, 0),
                 is_over: true,
                 is_answered: false,
             },
@@ -796,8 +795,8 @@ mod tests {
         assert_eq!(traces, [(0, 5_000), (0, 20_000), (1, 5_000), (1, 20_000)]);
     }
 
-    /// Does a thread with few samples join threads that use the same regions, and does a thread with other regions not
-    /// join?
+    /// Does a thread with few samples join threads that use the same regions, and does a thread with other regions join
+    /// only the one whose lines it fetches?
     #[test]
     fn threads_with_few_samples_join_their_partners() {
         let maps = [[9u8, 8, 0, 0], [8, 9, 0, 0], [1, 1, 0, 0], [0, 0, 7, 7]];
@@ -808,18 +807,22 @@ mod tests {
                 previous_cluster: None,
             })
             .collect();
-        assert_eq!(
-            join_unclustered(vec![Some(0), Some(0), None, None], &maps),
-            [Some(0), Some(0), Some(0), None]
-        );
-        assert_eq!(
-            join_unclustered(vec![None; 4], &maps),
-            [Some(0), Some(0), Some(0), None]
-        );
-        assert_eq!(
-            join_unclustered(vec![Some(0), Some(1), Some(1), None], &maps),
-            [Some(0), Some(0), Some(0), None],
-            "one"
-        );
+        let completed = |mut clusters: [Option<usize>; 4], fetched_by_last: f64| {
+            let fetch_share = |thread, partner| {
+                if (thread, partner) == (3, 1) {
+                    fetched_by_last
+                } else {
+                    0.0
+                }
+            };
+            complete_clusters(&mut clusters, &maps, fetch_share);
+            clusters
+        };
+        let expected = [Some(0), Some(0), Some(0), None];
+        assert_eq!(completed([Some(0), Some(0), None, None], 0.0), expected);
+        assert_eq!(completed([None; 4], 0.0), expected);
+        let two_of_one = [Some(0), Some(1), Some(1), None];
+        assert_eq!(completed(two_of_one, 0.09), expected, "one cluster");
+        assert_eq!(completed([None; 4], 0.2), [Some(0); 4]);
     }
 }

@@ -117,8 +117,8 @@ impl SearchReport<'_> {
         let reason = self.score_reason(probe_planner, text);
         let unchanged_report = (reason.text.clone(), reason.tasks.clone());
         let mut new_reasons = Vec::new();
-        let current_speeds =
-            forecast_speeds(self.problem, &self.reported_layout(), self.score_cache);
+        let reported_layout = self.reported_layout(self.current_layout);
+        let current_speeds = forecast_speeds(self.problem, &reported_layout, self.score_cache);
         for index in self.problem.known_tasks() {
             let Some(current_speed) = current_speeds[index] else {
                 continue;
@@ -152,19 +152,22 @@ impl SearchReport<'_> {
         }
     }
 
-    /// Returns the plan in force on the reported caches; if only newcomers were placed, these are the newcomers'
-    /// caches.
-    fn reported_layout(&self) -> SiteLayout {
-        let mut layout = self.current_layout.clone();
+    /// Returns a layout on the reported caches; if only newcomers were placed, these are the newcomers' caches.
+    fn reported_layout(&self, layout: &SiteLayout) -> SiteLayout {
+        let mut layout = layout.clone();
         if let Some(newcomers) = self.newcomers.filter(|_| self.problem.bus.is_none()) {
-            let sites: BTreeSet<usize> = newcomers
+            let layouts = [self.current_layout, &self.best_candidate.layout];
+            let sites: BTreeSet<usize> = layouts
                 .iter()
-                .filter_map(|&index| layout.site_by_task[index])
+                .flat_map(|layout| {
+                    newcomers
+                        .iter()
+                        .filter_map(|&index| layout.site_by_task[index])
+                })
                 .collect();
-            layout
-                .site_by_task
-                .iter_mut()
-                .for_each(|task_site| *task_site = task_site.filter(|site| sites.contains(site)));
+            for site_of_task in &mut layout.site_by_task {
+                *site_of_task = site_of_task.filter(|site| sites.contains(site));
+            }
         }
         layout
     }
@@ -191,7 +194,8 @@ impl SearchReport<'_> {
         *reported_forecasts = ReportedForecasts::default();
         reasons.push(self.score_reason(probe_planner, text));
         let [speeds_before, speeds_after] = [self.current_layout, &self.best_candidate.layout]
-            .map(|layout| forecast_speeds(self.problem, layout, self.score_cache));
+            .map(|layout| self.reported_layout(layout))
+            .map(|layout| forecast_speeds(self.problem, &layout, self.score_cache));
         for index in self.problem.known_tasks() {
             if let (Some(old_speed), Some(new_speed)) = (speeds_before[index], speeds_after[index])
             {

@@ -6,12 +6,13 @@ use std::process::{Command, exit};
 
 /// Inputs of a simulated result: crates, bundled data, and the versions of dependencies.
 const RESULTS_DEPEND_ON: &[&str] = &[
+    "../auto/src",
     "../core/src",
     "../fleet/src",
     "../interval/src",
     "../locality/src",
+    "../papers/src",
     "../pipeline/src",
-    "../policy/src",
     "../repro/src",
     "../scenario/src",
     "../sim/src",

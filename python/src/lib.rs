@@ -50,7 +50,7 @@ fn machines() -> Vec<&'static str> {
 /// Names of the slowdown models.
 #[pyfunction]
 fn models() -> Vec<&'static str> {
-    let schemes = cachemate_policy::schemes::all_schemes();
+    let schemes = cachemate_papers::schemes::all_schemes();
     std::iter::once("interval")
         .chain(schemes.iter().map(|scheme| scheme.name()))
         .collect()

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use cachemate_core::MachineSpec;
 use cachemate_forecast::{self as forecast, TimedProgram};
-use cachemate_policy::matrix::PairCosts;
-use cachemate_policy::placement::{Placement, place};
-use cachemate_policy::schemes::{self as models, SharedCache};
+use cachemate_papers::matrix::PairCosts;
+use cachemate_papers::placement::{Placement, place};
+use cachemate_papers::schemes::{self as models, SharedCache};
 use cachemate_report::text::{escape_controls, format_fixed, format_number, value_or_dash};
 use cachemate_report::{CostTable, PlanResult};
 use cachemate_study::{ProfileTarget, cost_table, pair_costs, plan_result, profile_for_target};
@@ -261,7 +261,7 @@ impl Plan {
     }
 
     fn __repr__(&self) -> String {
-        let row = |program: &cachemate_policy::placement::PlacedProgram| {
+        let row = |program: &cachemate_papers::placement::PlacedProgram| {
             format!(
                 "{} on CPU {}",
                 escape_controls(&program.name),

@@ -10,10 +10,7 @@ use std::path::Path;
 use crate::source_tree::{self, SourceFile};
 
 /// Directories with the sources of the policy's decisions.
-const POLICY_PATHS: [&str; 2] = [
-    "crates/policy/src/policies/auto/",
-    "crates/policy/src/verifier/",
-];
+const POLICY_PATHS: [&str; 2] = ["crates/auto/src/auto/", "crates/auto/src/verifier/"];
 
 /// One constant.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -20,22 +20,24 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("files", &[]),
     ("spec", &["core", "files"]),
     ("locality", &["core"]),
-    ("policy", &["core", "locality"]),
+    ("papers", &["core", "locality"]),
+    // `auto` combines the mechanisms of the papers, with their solvers; nothing runs back.
+    ("auto", &["core", "locality", "papers"]),
     ("sim", &["core", "locality"]),
     ("interval", &["core", "locality"]),
     ("gangs", &[]),
     ("linux", &["core", "files", "agent", "gangs"]),
     ("trace", &["core", "files"]),
     ("report", &["core"]),
-    ("pipeline", &["core", "locality", "policy", "trace"]),
+    ("pipeline", &["core", "locality", "papers", "auto", "trace"]),
     (
         "forecast",
-        &["core", "locality", "policy", "interval", "trace"],
+        &["core", "locality", "papers", "interval", "trace"],
     ),
     (
         "repro",
         &[
-            "core", "files", "locality", "policy", "pipeline", "sim", "interval", "forecast",
+            "core", "files", "locality", "papers", "pipeline", "sim", "interval", "forecast",
             "trace", "report", "spec",
         ],
     ),
@@ -44,27 +46,30 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
         "scenario",
         &["core", "pipeline", "sim", "interval", "spec", "trace"],
     ),
-    ("study", &["core", "locality", "policy", "report", "trace"]),
+    ("study", &["core", "locality", "papers", "report", "trace"]),
     ("fuzzing", &["core", "files", "spec", "linux", "trace"]),
-    ("page", &["core", "policy", "pipeline", "trace", "report"]),
+    (
+        "page",
+        &["core", "papers", "auto", "pipeline", "trace", "report"],
+    ),
     (
         "daemon",
         &[
-            "core", "files", "policy", "pipeline", "linux", "agent", "trace", "report", "page",
+            "core", "files", "auto", "pipeline", "linux", "agent", "trace", "report", "page",
             "spec",
         ],
     ),
     (
         "python",
         &[
-            "core", "files", "spec", "locality", "policy", "pipeline", "sim", "trace", "report",
+            "core", "files", "spec", "locality", "papers", "pipeline", "sim", "trace", "report",
             "scenario", "study", "page", "forecast",
         ],
     ),
     (
         "cli",
         &[
-            "core", "files", "spec", "locality", "policy", "pipeline", "sim", "interval", "linux",
+            "core", "files", "spec", "locality", "papers", "pipeline", "sim", "interval", "linux",
             "trace", "report", "forecast", "repro", "scenario", "study", "page", "daemon", "fleet",
         ],
     ),
@@ -72,7 +77,7 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
 
 /// Crates that must not use I/O, clocks or hash order.
 const PURE_CRATES: &[&str] = &[
-    "core", "locality", "policy", "sim", "interval", "report", "fleet",
+    "core", "locality", "papers", "auto", "sim", "interval", "report", "fleet",
 ];
 
 const IMPURE_CALLS: &[&str] = &[
@@ -97,7 +102,7 @@ const PIPELINE_PARTS: &[&str] = &[
     "ReferencePredictor {",
 ];
 /// Crates that define these types, and the crate that builds them.
-const PIPELINE_CRATES: &[&str] = &["pipeline", "locality", "policy"];
+const PIPELINE_CRATES: &[&str] = &["pipeline", "locality", "papers", "auto"];
 const POLICY_HEADINGS: &[&str] = &[
     "## Problem",
     "## Method",
@@ -340,7 +345,7 @@ fn check_policy_pages(root: &Path, complaints: &mut Vec<String>) -> io::Result<(
                 .map(|heading| format!("docs/policies/{stem}.md: no section '{heading}'")),
         );
     }
-    for file in rust_files(&root.join("crates/policy/src/policies"))? {
+    for file in rust_files(&root.join("crates/papers/src/policies"))? {
         let name = file
             .file_stem()
             .map(|stem| stem.to_string_lossy().replace('_', "-"))
@@ -450,8 +455,8 @@ mod tests {
     /// Does a policy without its page, or with half a page, fail?
     #[test]
     fn a_policy_without_a_complete_page_fails() {
-        let policy = ("crates/policy/src/policies/best_fit.rs", "");
-        let manifest = ("crates/policy/Cargo.toml", "");
+        let policy = ("crates/papers/src/policies/best_fit.rs", "");
+        let manifest = ("crates/papers/Cargo.toml", "");
         assert_eq!(complaints_of(&[manifest, policy]).len(), 1);
         let page = (
             "docs/policies/best-fit.md",

@@ -7,7 +7,7 @@ use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use cachemate_core::{ShMapParameters, TaskId};
 use cachemate_locality::hash::mix;
 use cachemate_locality::shmap::{ShMaps, SharingCriteria};
-use cachemate_policy::clustering::{ClusteringMethod, ThreadMap, find_clusters};
+use cachemate_papers::clustering::{ClusteringMethod, ThreadMap, find_clusters};
 
 pub const GROUP: BenchGroup = BenchGroup {
     name: "clusters",

@@ -15,8 +15,8 @@ use cachemate_core::{
     SuperSetCount, TaskId, TaskSample, Verdicts, Verification, VerificationOutcome, View, median,
 };
 use cachemate_locality::reuse::ReuseTimes;
-use cachemate_policy::policies;
-use cachemate_policy::reference_predictor::ReferencePredictor;
+use cachemate_papers::reference_predictor::ReferencePredictor;
+use cachemate_pipeline::POLICIES;
 
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};
@@ -205,7 +205,7 @@ fn time_searches(size: HostSize, targets_ms: [Option<f64>; 2], rounds: usize) ->
     for _ in 0..rounds {
         let (mut host, host_bytes) = retained_bytes(|| counted_host(size));
         (state, copy_ms) = (host_bytes, copy_ms.min(time_copy(host_bytes as usize)));
-        let mut policy = policies::build("auto", "", 1).expect("the registry has it");
+        let mut policy = POLICIES.build("auto", "", 1).expect("the registry has it");
         let mut verdict = KeptPlan(None);
         for (choice, times) in search_times.iter_mut().enumerate() {
             if choice == 1 {
@@ -383,7 +383,8 @@ fn time_window(
 fn decision_rows(size: HostSize, options: &Options) -> Vec<ResultRow> {
     let host = synthetic_host(size);
     let run_decisions = |name: &str, parameters: &str| {
-        let mut policy = policies::build(name, parameters, 1)
+        let mut policy = POLICIES
+            .build(name, parameters, 1)
             .expect("the names and parameters below are the registry's");
         let decision = policy.decide(&host.view(&PREDICTOR));
         (decision.plan.affinity.len() + decision.plan.gangs.len() + decision.reasons.len()) as u64

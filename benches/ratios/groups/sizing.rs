@@ -6,7 +6,7 @@
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use cachemate_core::SplitMix64;
-use cachemate_policy::solvers::sizing::{
+use cachemate_papers::solvers::sizing::{
     CostAggregate, UnitClaim, allocate_by_lookahead, allocate_exactly,
 };
 

@@ -3,7 +3,7 @@
 //! The input counts programs, so a speed of 0.0002 millions per second is one second for 200.
 
 use cachemate_core::SplitMix64;
-use cachemate_policy::solvers::{self, Seats};
+use cachemate_papers::solvers::{self, Seats};
 
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};

@@ -8,9 +8,9 @@ use cachemate_forecast::{
     MemberForecast, SoloForecast, TimedProgram, TimingBasis, costs_of_pairs, forecast_alone,
     forecast_pairs, forecast_placed, forecast_together, group_miss_ratio, place_programs,
 };
-use cachemate_policy::matrix::{CostKind, PairCosts};
-use cachemate_policy::placement::{Placement, place};
-use cachemate_policy::schemes::{self, Scheme, SharedCache, UnknownScheme};
+use cachemate_papers::matrix::{CostKind, PairCosts};
+use cachemate_papers::placement::{Placement, place};
+use cachemate_papers::schemes::{self, Scheme, SharedCache, UnknownScheme};
 use cachemate_report::{CacheSummary, CostTable, GroupForecast, GroupMember};
 use cachemate_repro::ExperimentContext;
 use cachemate_study::{DEFAULT_SCHEME, ProfileTarget, cache_summary, cost_table, pair_costs};

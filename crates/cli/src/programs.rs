@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Context;
 use cachemate_core::Profile;
 use cachemate_locality::animal::{AnimalThresholds, classify};
-use cachemate_policy::placement::number_names;
+use cachemate_papers::placement::number_names;
 use cachemate_report::text::{escape_controls, format_size};
 use cachemate_report::{CurvePoint, ProgramSummary};
 use cachemate_study::{

@@ -28,10 +28,10 @@ use cachemate_linux::sense::counters::{EventSurvey, survey};
 use cachemate_linux::sense::miss_cost;
 use cachemate_linux::sense::progress::ProgressReports;
 use cachemate_linux::sense::topology::read_topology;
+use cachemate_pipeline::POLICIES;
 use cachemate_pipeline::{
     Pipeline, PipelineLoop, StandardPipeline, UnavailableEvidence, VerifiedPolicy, with_size_sweeps,
 };
-use cachemate_policy::policies;
 use cachemate_spec::{
     ManageConfig, ManageMode, PolicyChoice, PromiseSource, RuleAction, RuleConfig, User,
 };
@@ -362,7 +362,7 @@ pub fn build_verified_policy(config: &ManageConfig) -> anyhow::Result<VerifiedPo
     let policy = policy_config(config);
     let unguarded_policy = match chaos_policy(&policy) {
         Some(chaos_policy) => chaos_policy,
-        None => policies::build(&policy.name, &policy.parameters, policy.seed)?,
+        None => POLICIES.build(&policy.name, &policy.parameters, policy.seed)?,
     };
     Ok(cachemate_pipeline::wrap_in_verifier(
         unguarded_policy,

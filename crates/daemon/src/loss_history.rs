@@ -401,8 +401,8 @@ fn render_line(unix_s: u64, mut services: Vec<ServiceMinute>, left_out: u32) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cachemate_auto::service_losses::{ServiceReport, ServiceSlowdown, WaitingCause};
     use cachemate_core::Estimate;
-    use cachemate_policy::service_losses::{ServiceReport, ServiceSlowdown, WaitingCause};
 
     fn status_fixture(name: &str, waiting: f64, cause: Option<&str>) -> ServiceStatus {
         let unit = |name: &str| ServiceIdentity::new(ServiceKind::Unit, format!("{name}.service"));

@@ -4,8 +4,8 @@
 use cachemate_core::{Estimate, ServiceIdentity, ServiceKind};
 use cachemate_linux::act::group_overrides::GroupOverride;
 
+use cachemate_auto::service_losses::{ServiceLoss, ServiceReport, ServiceSlowdown, WaitingCause};
 use cachemate_linux::sense::service_directory::ContainerRecord;
-use cachemate_policy::service_losses::{ServiceLoss, ServiceReport, ServiceSlowdown, WaitingCause};
 use cachemate_report::text::escape_controls;
 use serde::{Deserialize, Serialize};
 
@@ -226,8 +226,8 @@ fn percent_range(estimate: Estimate) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cachemate_auto::service_losses::LossSource;
     use cachemate_core::TaskId;
-    use cachemate_policy::service_losses::LossSource;
 
     /// Is an image known by its name and by its digest, with a registry's port taken for no tag?
     #[test]

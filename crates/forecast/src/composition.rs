@@ -13,9 +13,9 @@ use cachemate_core::{CpuId, Estimate, MachineSpec, MissRatio, median};
 use cachemate_interval::engine::{
     DEMAND, FILLS, IntervalEngine, REFERENCES, SOLO_CYCLES, TaskTotals,
 };
-use cachemate_policy::forecast_placement::place_by_forecast;
-use cachemate_policy::matrix::PairCosts;
-use cachemate_policy::placement::Placement;
+use cachemate_papers::forecast_placement::place_by_forecast;
+use cachemate_papers::matrix::PairCosts;
+use cachemate_papers::placement::Placement;
 use serde::{Deserialize, Serialize};
 
 use crate::set_means;

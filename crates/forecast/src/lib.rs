@@ -43,7 +43,7 @@ pub use composition::{
 };
 pub use timed_program::{TimedProgram, TimingBasis};
 
-use cachemate_policy::placement::PlacementError;
+use cachemate_papers::placement::PlacementError;
 
 /// The reason why there is no forecast.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]

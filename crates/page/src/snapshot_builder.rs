@@ -7,7 +7,7 @@ use cachemate_core::{
     Profile, Profiles, PromiseReport, ReasonKind, RunHeader, TaskId, TaskSample, Topology, Units,
     WindowRecord,
 };
-use cachemate_policy::work_metric::metrics_of;
+use cachemate_papers::work_metric::metrics_of;
 use cachemate_report::level_name;
 use cachemate_report::text::escape_controls;
 
@@ -18,7 +18,7 @@ use crate::snapshot::{
     ServiceLossSnapshot, ServiceSnapshot, ShareSnapshot, Snapshot, WaitingCauseSnapshot,
 };
 use crate::window_view::{RenderedReason, TaskNames, TaskView, WindowTracker, member_tasks};
-use cachemate_policy::service_losses::{ServiceLoss, ServiceReport, WaitingCause};
+use cachemate_auto::service_losses::{ServiceLoss, ServiceReport, WaitingCause};
 
 /// Maximum number of points of a curve that are shown.
 const MAX_POINTS: usize = 32;

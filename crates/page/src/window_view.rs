@@ -7,15 +7,15 @@
 
 use std::collections::BTreeMap;
 
+use cachemate_auto::service_losses::{ServiceLosses, ServiceReport};
 use cachemate_core::{
     CacheId, CacheShare, CounterEvent, CpuSet, Estimate, Observation, PendingItem, PlanItem,
     PredictorConfig, ProbeKind, Profile, Profiles, PromiseReport, Reason, RefusedItem, ShareMember,
     TaskId, TaskSample, Topology, WindowRecord,
 };
+use cachemate_papers::solo_speeds::SoloSpeeds;
+use cachemate_papers::work_metric::{WorkMetric, metrics_of};
 use cachemate_pipeline::pair_forecast;
-use cachemate_policy::service_losses::{ServiceLosses, ServiceReport};
-use cachemate_policy::solo_speeds::SoloSpeeds;
-use cachemate_policy::work_metric::{WorkMetric, metrics_of};
 use cachemate_report::text::escape_controls;
 
 /// Printable names of tasks, in the form that a front end uses in sentences.

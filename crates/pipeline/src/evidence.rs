@@ -3,7 +3,9 @@
 use std::fmt;
 
 use cachemate_core::{Ability, Capabilities, EvidenceKind, Profiler, Support};
-use cachemate_policy::policies::{self, RequiredEvidence};
+use cachemate_papers::policies::RequiredEvidence;
+
+use crate::POLICIES;
 
 /// Evidence that a policy or a profiler requests and this machine does not provide.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -50,7 +52,8 @@ pub fn missing_evidence(
     profilers: &[Box<dyn Profiler>],
     capabilities: &Capabilities,
 ) -> Vec<UnavailableEvidence> {
-    let required_evidence: RequiredEvidence = policies::needs_by_name(policy);
+    let required_evidence: RequiredEvidence =
+        POLICIES.find(policy).map_or(&[], |entry| entry.needs);
     let refusal = |kind: &EvidenceKind| evidence_refusal(*kind, capabilities);
     let policy_gaps = required_evidence.iter().filter_map(|alternatives| {
         let refusals: Option<Vec<(String, Option<String>)>> =

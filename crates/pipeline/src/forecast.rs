@@ -6,7 +6,7 @@ use cachemate_core::{
     AppliedPlan, Capabilities, Estimate, Forecast, Observation, Plan, Predictor, PredictorConfig,
     Profile, Profiles, TaskId, TimeSpan, Topology, View, WindowEnd, WindowLength,
 };
-use cachemate_policy::reference_predictor::ReferencePredictor;
+use cachemate_papers::reference_predictor::ReferencePredictor;
 
 /// Forecasts the slowdown of each of two programs that run alone on two CPUs of one cache. `None` if no cache has two
 /// CPUs, or if the profiles do not suffice.

@@ -29,13 +29,13 @@ mod profilers;
 mod replay;
 mod standard;
 
+use cachemate_auto::verifier::Verifier;
 use cachemate_core::{
     ControlLoop, ControlLoopError, GuardConfig, Machine, Observation, PipelineConfig, Policy,
     PolicyConfig, ProfileRecall, Profiler, ProfilerConfig, Profiles, RunHeader, WindowRecord,
 };
-use cachemate_policy::policies::{self, PolicyError};
-use cachemate_policy::reference_predictor::ReferencePredictor;
-use cachemate_policy::verifier::Verifier;
+use cachemate_papers::policies::{PolicyError, PolicyRegistry};
+use cachemate_papers::reference_predictor::ReferencePredictor;
 use cachemate_trace::RUN_LOG_VERSION;
 
 pub use evidence::{UnavailableEvidence, missing_evidence};
@@ -45,6 +45,10 @@ pub use standard::{
     CYCLE_COUNTED_INSTRUCTIONS, INTERVAL_COUNTED_INSTRUCTIONS, StandardPipeline,
     miss_penalty_of_machine, with_size_sweeps,
 };
+
+/// All policies: the papers', and `auto` with its half, `cache-sizing`.
+pub const POLICIES: PolicyRegistry =
+    PolicyRegistry(&[cachemate_papers::policies::ENTRIES, cachemate_auto::ENTRIES]);
 
 /// The policy of a pipeline inside its verifier, with or without the guard.
 pub type VerifiedPolicy = Verifier<Box<dyn Policy>>;
@@ -73,7 +77,7 @@ impl OfflineProfiler {
     /// Builds the same profilers as a pipeline, so that they return the profiles that its policy received.
     pub fn from_pipeline(config: &PipelineConfig) -> Self {
         OfflineProfiler {
-            recall: policies::profile_recall_by_name(&config.policy.name),
+            recall: recall_by_name(&config.policy.name),
             ..OfflineProfiler::new(&config.profilers)
         }
     }
@@ -98,9 +102,14 @@ impl OfflineProfiler {
     }
 }
 
+/// Returns the last step of profiling for the policy called `name`.
+fn recall_by_name(name: &str) -> Option<Box<dyn ProfileRecall>> {
+    Some(POLICIES.find(name)?.recall?())
+}
+
 /// Replaces the policy of a running loop, and sets the phase recall that the new policy requests.
 pub fn replace_policy<M>(control_loop: &mut PipelineLoop<M>, name: String, policy: VerifiedPolicy) {
-    control_loop.recall = policies::profile_recall_by_name(&name);
+    control_loop.recall = recall_by_name(&name);
     (control_loop.policy, control_loop.policy_name) = (policy, name);
 }
 
@@ -127,7 +136,7 @@ impl Pipeline {
             parameters,
             seed,
         } = &config.policy;
-        let policy = policies::build(name, parameters, *seed)?;
+        let policy = POLICIES.build(name, parameters, *seed)?;
         Ok(Self::with_policy(config, policy))
     }
 
@@ -180,7 +189,7 @@ impl Pipeline {
         let predictor = Box::new(ReferencePredictor {
             miss_penalty_cycles: config.predictor.miss_penalty_cycles,
         });
-        let recall = policies::profile_recall_by_name(&config.policy.name);
+        let recall = recall_by_name(&config.policy.name);
         let mut control_loop = ControlLoop::new(
             machine,
             profilers,

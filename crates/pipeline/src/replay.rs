@@ -15,7 +15,7 @@ use cachemate_core::{
     Observation, Plan, PlanItem, Policy, PolicyConfig, RefusalReason, RefusedItem, RunHeader,
     Topology, WindowRecord,
 };
-use cachemate_policy::policies::PolicyError;
+use cachemate_papers::policies::PolicyError;
 use cachemate_trace::{RunLogReader, TraceError};
 use serde::Serialize;
 use serde_json::{Value, json};

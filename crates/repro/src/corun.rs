@@ -4,8 +4,8 @@
 //! to two cores of the first last-level cache; a program is paired with itself as two copies with different inputs.
 
 use cachemate_core::{CpuId, CpuSet, MachineSpec, Topology};
-use cachemate_policy::matrix::{CostKind, PairCosts};
-use cachemate_policy::placement;
+use cachemate_papers::matrix::{CostKind, PairCosts};
+use cachemate_papers::placement;
 use cachemate_sim::machine::SimOptions;
 
 pub use crate::rates::ProgramRates;

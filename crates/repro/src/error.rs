@@ -1,7 +1,7 @@
 //! Errors that end a run or an experiment.
 
 use cachemate_forecast::ForecastFailure;
-use cachemate_policy::placement::PlacementError;
+use cachemate_papers::placement::PlacementError;
 
 /// The reason why an experiment ends without findings.
 #[derive(Debug, thiserror::Error)]

@@ -12,8 +12,8 @@
 use std::path::PathBuf;
 
 use cachemate_core::{Machine, PolicyConfig, ProfilerConfig, SplitMix64, WindowLength};
+use cachemate_pipeline::POLICIES;
 use cachemate_pipeline::{StandardPipeline, miss_penalty_of_machine};
-use cachemate_policy::policies;
 use cachemate_sim::kernels;
 use serde::Serialize;
 
@@ -198,7 +198,7 @@ fn score_mix(
     let profiles = context.run_all(jobs, |job| {
         solo::profile_job(job, &bench.machine, PROFILE_ACCESSES)
     })?;
-    let names: Vec<&str> = policies::ENTRIES.iter().map(|entry| entry.name).collect();
+    let names: Vec<&str> = POLICIES.entries().iter().map(|entry| entry.name).collect();
     let work_ranges = bench.solo_work(jobs)?;
     let run_under_policy = |name: &str| -> Result<Vec<ProgramRates>> {
         let workload = bench.build_workload(bench.options.clone(), jobs.to_vec());
@@ -327,7 +327,8 @@ fn score_policy(
 }
 
 fn mean_scores_by_policy(mixes: &[RandomMix]) -> Vec<PolicyScore> {
-    policies::ENTRIES
+    POLICIES
+        .entries()
         .iter()
         .filter_map(|entry| mean_of_policy(entry.name, mixes))
         .collect()

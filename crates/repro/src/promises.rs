@@ -5,7 +5,7 @@
 //! one second of nominal time. The machine's own account of every program's slowdown is the truth. The best known plan
 //! comes from a search over placements and partitions that reads the truth, and from the run itself. Properties: the
 //! search does not use the policy's model; a report is compared with the truth over the windows on which it is based;
-//! all mixes count.
+//! all mixes count, and each is run under [`RIVALS`] too.
 
 use std::collections::VecDeque;
 
@@ -16,11 +16,11 @@ use cachemate_core::{
 use cachemate_interval::{IntervalJob, IntervalMachine, Options};
 use serde::{Deserialize, Serialize};
 
-use crate::auto::{MixFamily, draw};
+use crate::auto::{MixFamily, RIVALS, draw};
 use crate::cp::CHIP_MACHINE;
 use crate::interval::whatif::build_interval_pipeline;
 use crate::setup::failed;
-use crate::{DataPoint, ExperimentContext, ExperimentRun, Finding, Result, mean};
+use crate::{DataPoint, ExperimentContext, ExperimentRun, Finding, Result, ResultTarget, mean};
 use cachemate_forecast::plan_search::{PlanEvaluator, max_slowdown};
 
 /// Machines without partitions, with ways, and with page colors.
@@ -66,6 +66,8 @@ struct MixOutcome {
     reports: ReportCounts,
     /// The worst report that a promise is kept although it is broken, as text.
     worst_false: Option<String>,
+    /// The same share and work under each of [`RIVALS`].
+    rivals: Vec<(f64, Option<f64>)>,
 }
 
 /// Numbers of reports, one for each promise and window.
@@ -185,9 +187,43 @@ impl TruthHistory {
 /// Maximum number of windows on which a report is based.
 const MAX_TRUTH_WINDOWS: usize = 64;
 
-fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome> {
+/// A run of a mix under one policy.
+struct PromiseRun {
+    /// For each window: its end in seconds, whether all promises were kept, and the mean speed relative to solo speed.
+    windows: Vec<(f64, bool, f64)>,
+    reports: ReportCounts,
+    worst_false: Option<String>,
+}
+
+impl PromiseRun {
+    /// Returns the share of windows from this one on in which all promises were kept.
+    fn kept_share_from(&self, window: usize) -> f64 {
+        let windows = &self.windows[window..];
+        let kept_windows = windows.iter().filter(|(_, is_kept, _)| *is_kept).count();
+        kept_windows as f64 / windows.len().max(1) as f64
+    }
+
+    /// Returns the share of kept windows and the mean speed of the second half.
+    fn second_half(&self) -> (f64, f64) {
+        let middle = self.windows.len() / 2;
+        let speed = mean(self.windows[middle..].iter().map(|(.., speed)| *speed));
+        (self.kept_share_from(middle), speed)
+    }
+
+    /// Returns the seconds until all promises were kept in 99 % of the remaining windows; `None` if never.
+    fn converged_s(&self) -> Option<f64> {
+        let is_start = |&start: &usize| self.kept_share_from(start) >= MIN_KEPT_SHARE;
+        let start = (0..self.windows.len()).find(is_start)?;
+        Some(
+            start
+                .checked_sub(1)
+                .map_or(0.0, |last| self.windows[last].0),
+        )
+    }
+}
+
+fn run_under(mix: &PromiseMix, policy: &str, length_ns: u64) -> Result<PromiseRun> {
     let spec = load_promise_machine(mix.machine)?;
-    let plan_truth = PlanEvaluator::new(&spec, &mix.jobs)?.with_running_jobs();
     let options = Options {
         seed: mix.seed,
         length_ns: Some(length_ns),
@@ -196,7 +232,7 @@ fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome> {
     let mut machine =
         IntervalMachine::new(&spec, options, mix.jobs.clone()).map_err(failed(mix.machine))?;
     let policy = PolicyConfig {
-        name: "auto".to_string(),
+        name: policy.to_string(),
         parameters: String::new(),
         seed: mix.seed,
     };
@@ -206,7 +242,6 @@ fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome> {
         mix.jobs.iter().map(|_| TruthHistory::default()).collect();
     let mut report_counts = ReportCounts::default();
     let mut worst_false_report: Option<(f64, String)> = None;
-    // For each window: its end in seconds, whether all promises were kept, and the mean speed relative to solo speed.
     let mut window_outcomes: Vec<(f64, bool, f64)> = Vec::new();
     policy_pipeline
         .run(machine, |machine, record| {
@@ -263,41 +298,44 @@ fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome> {
             true
         })
         .map_err(failed(mix.machine))?;
-    let second_half = &window_outcomes[window_outcomes.len() / 2..];
-    let kept_window_share = |window_slice: &[(f64, bool, f64)]| {
-        window_slice
-            .iter()
-            .filter(|(_, is_kept, _)| *is_kept)
-            .count() as f64
-            / window_slice.len().max(1) as f64
-    };
-    let speed = mean(second_half.iter().map(|(.., speed)| *speed));
-    let kept_share = kept_window_share(second_half);
-    let known_speed = Some(plan_truth.search_best_plan(mix.seed)?)
-        .filter(|plan| plan.keeps_all_promises)
-        .map(|plan| plan.mean_speed);
-    let own_kept_speed = (kept_share >= MIN_KEPT_SHARE).then_some(speed);
-    let best_speed = known_speed
-        .into_iter()
-        .chain(own_kept_speed)
-        .reduce(f64::max);
-    let convergence_window = (0..window_outcomes.len())
-        .find(|&start| kept_window_share(&window_outcomes[start..]) >= MIN_KEPT_SHARE);
+    Ok(PromiseRun {
+        windows: window_outcomes,
+        reports: report_counts,
+        worst_false: worst_false_report.map(|(_, text)| text),
+    })
+}
+
+fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome> {
+    let spec = load_promise_machine(mix.machine)?;
+    let plan_truth = PlanEvaluator::new(&spec, &mix.jobs)?.with_running_jobs();
+    let best_plan = plan_truth.search_best_plan(mix.seed)?;
+    let run = run_under(mix, "auto", length_ns)?;
+    let (kept_share, speed) = run.second_half();
+    let rivals: Vec<(f64, f64)> = RIVALS
+        .iter()
+        .map(|rival| Ok(run_under(mix, rival, length_ns)?.second_half()))
+        .collect::<Result<_>>()?;
+
+    let planned_speed = best_plan.keeps_all_promises.then_some(best_plan.mean_speed);
+    let runs = rivals.iter().chain([&(kept_share, speed)]);
+    let kept_speeds = runs
+        .filter(|(kept, _)| *kept >= MIN_KEPT_SHARE)
+        .map(|(_, speed)| *speed);
+    let best_speed = kept_speeds.chain(planned_speed).reduce(f64::max);
+    let over_best = |speed: f64| best_speed.map(|best| speed / best);
     Ok(MixOutcome {
         machine: mix.machine.to_string(),
         seed: mix.seed,
         feasible: best_speed.is_some(),
         kept_share,
-        work_over_best: best_speed.map(|best| speed / best),
-        converged_s: convergence_window.map(|index| {
-            if index == 0 {
-                0.0
-            } else {
-                window_outcomes[index - 1].0
-            }
-        }),
-        reports: report_counts,
-        worst_false: worst_false_report.map(|(_, text)| text),
+        work_over_best: over_best(speed),
+        converged_s: run.converged_s(),
+        reports: run.reports,
+        worst_false: run.worst_false,
+        rivals: rivals
+            .into_iter()
+            .map(|(kept, speed)| (kept, over_best(speed)))
+            .collect(),
     })
 }
 
@@ -342,6 +380,35 @@ fn describe_false_reports(outcomes: &[MixOutcome], report_counts: ReportCounts) 
     text
 }
 
+/// The finding about a rival: the feasible mixes in which it keeps all promises, and what they cost.
+fn rival_finding(seed: u64, feasible_outcomes: &[&MixOutcome], rival: usize) -> Finding {
+    let kept: Vec<&(f64, Option<f64>)> = feasible_outcomes
+        .iter()
+        .map(|outcome| &outcome.rivals[rival])
+        .filter(|(kept_share, _)| *kept_share >= MIN_KEPT_SHARE)
+        .collect();
+    let lost_percents: Vec<f64> = kept
+        .iter()
+        .filter_map(|(_, work_over_best)| Some(100.0 * (1.0 - (*work_over_best)?)))
+        .collect();
+    let title = format!(
+        "'{}': feasible mixes in which all promises are kept",
+        RIVALS[rival]
+    );
+    let kept_percent = percent_of(kept.len() as u32, feasible_outcomes.len() as u32);
+    let note = format!("{:.1} % of work lost in them", mean(&lost_percents));
+    let values = [(seed, kept_percent)];
+    Finding::new(
+        "PROMISES-7",
+        &title,
+        "none: ours",
+        "%",
+        ResultTarget::Shown,
+        &values,
+    )
+    .with_note(note)
+}
+
 fn promise_findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
     let feasible_outcomes: Vec<&MixOutcome> =
         outcomes.iter().filter(|outcome| outcome.feasible).collect();
@@ -378,7 +445,7 @@ fn promise_findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
             [100.0 * outcome.kept_share],
         )
     };
-    vec![
+    let mut findings = vec![
         promise_finding(
             "promises-1-kept-mixes",
             percent_of(kept_outcomes.len() as u32, feasible_outcomes.len() as u32),
@@ -418,7 +485,9 @@ fn promise_findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
             "promises-6-unknown",
             percent_of(report_counts.unknown, report_counts.all),
         ),
-    ]
+    ];
+    findings.extend((0..RIVALS.len()).map(|rival| rival_finding(seed, &feasible_outcomes, rival)));
+    findings
 }
 
 #[cfg(test)]

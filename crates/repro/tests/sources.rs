@@ -29,17 +29,17 @@ const FILES: [(&str, &str); 12] = [
     ("crates/sim/src/tests.rs", "#[test]\nfn runs() {}\n"),
     ("crates/sim/src/programs.toml", "footprint_bytes = 1\n"),
     (
-        "crates/policy/Cargo.toml",
+        "crates/papers/Cargo.toml",
         "[dependencies]\ncachemate-core.workspace = true\n",
     ),
-    ("crates/policy/src/lib.rs", "pub fn decide() {}\n"),
+    ("crates/papers/src/lib.rs", "pub fn decide() {}\n"),
     (
         "crates/repro/src/work.rs",
         "use cachemate_sim::run;\npub struct Work;\n",
     ),
     (
         "crates/repro/src/steered.rs",
-        "use cachemate_policy::decide;\nuse crate::{Work, work::other};\n",
+        "use cachemate_papers::decide;\nuse crate::{Work, work::other};\n",
     ),
 ];
 
@@ -53,7 +53,7 @@ fn write(root: &Path, path: &str, text: &str) {
 fn changed_digests(edits: &[(&str, &str)]) -> [bool; 2] {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
-    let manifest = "[dependencies]\ncachemate-sim.workspace = true\ncachemate-policy.workspace = true\nclap = \"4\"\n";
+    let manifest = "[dependencies]\ncachemate-sim.workspace = true\ncachemate-papers.workspace = true\nclap = \"4\"\n";
     write(root, "crates/repro/Cargo.toml", manifest);
     FILES
         .iter()
@@ -82,7 +82,7 @@ fn code_changes_the_digests_of_all_modules_that_reach_it() {
         [true, true]
     );
     assert_eq!(
-        changed_digests(&[("crates/policy/src/lib.rs", "pub fn decide() { () }\n")]),
+        changed_digests(&[("crates/papers/src/lib.rs", "pub fn decide() { () }\n")]),
         [false, true]
     );
     assert_eq!(
@@ -95,7 +95,7 @@ fn code_changes_the_digests_of_all_modules_that_reach_it() {
     assert_eq!(
         changed_digests(&[(
             "crates/repro/src/steered.rs",
-            "use cachemate_policy::decide;\nuse crate::Work;\n"
+            "use cachemate_papers::decide;\nuse crate::Work;\n"
         )]),
         [false, true]
     );

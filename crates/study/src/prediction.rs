@@ -1,10 +1,10 @@
 //! Predicts slowdowns and placements, in the form of results for tables, pictures and pages.
 
 use cachemate_core::{CpuSet, Estimate, MachineSpec, Profile};
-use cachemate_policy::matrix::{CostKind, PairCosts};
-use cachemate_policy::placement::{Placement, PlacementCost};
-use cachemate_policy::schemes::{Scheme, SharedCache};
-use cachemate_policy::solvers::SolverMethod;
+use cachemate_papers::matrix::{CostKind, PairCosts};
+use cachemate_papers::placement::{Placement, PlacementCost};
+use cachemate_papers::schemes::{Scheme, SharedCache};
+use cachemate_papers::solvers::SolverMethod;
 use cachemate_report::{
     Alternatives, CacheAssignment, CacheSummary, CostTable, PercentRange, PlacementRow, PlanResult,
     level_name,

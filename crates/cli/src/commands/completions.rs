@@ -1,6 +1,6 @@
 //! `cachemate completions`: prints command-line completions for a shell.
 
-use cachemate_policy::policies;
+use cachemate_pipeline::POLICIES;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
@@ -30,8 +30,9 @@ fn add_value_names(command: clap::Command) -> clap::Command {
                 arg.value_parser(PossibleValuesParser::new(cachemate_spec::machine_names()))
             }
             Some("POLICY") => {
-                let values = policies::ENTRIES
-                    .iter()
+                let values = POLICIES
+                    .entries()
+                    .into_iter()
                     .map(|entry| PossibleValue::new(entry.name).help(entry.summary));
                 arg.value_parser(PossibleValuesParser::new(values))
             }

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use cachemate_core::{Cache, CacheId, CpuId, CpuSet, Topology};
-use cachemate_policy::matrix::PairCosts;
-use cachemate_policy::placement::{PlacedProgram, Placement, place};
+use cachemate_papers::matrix::PairCosts;
+use cachemate_papers::placement::{PlacedProgram, Placement, place};
 use cachemate_report::GroupForecast;
 use cachemate_report::terminal::plan_boxes;
 use cachemate_report::text::escape_controls;

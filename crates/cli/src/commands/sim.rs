@@ -413,7 +413,8 @@ fn or_unchanged(values: impl Iterator<Item = toml::Value>) -> Vec<Option<toml::V
 /// Parses `NAME` or `NAME:TOML` as a scenario's field.
 fn policy_value(text: &str) -> anyhow::Result<toml::Value> {
     let (name, parameters) = text.split_once(':').unwrap_or((text, ""));
-    cachemate_policy::policies::build(name, parameters, 1)
+    cachemate_pipeline::POLICIES
+        .build(name, parameters, 1)
         .map_err(|error| UsageError(format!("--policy: {error}")))?;
     let parameters: toml::Table = parameters.parse().context("--policy")?;
     let mut choice = toml::Table::new();

@@ -6,10 +6,10 @@ mod not_shown;
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use cachemate_core::{Estimate, PromiseState, ServiceIdentity, ServiceKind, TaskId};
-use cachemate_policy::service_losses::{
+use cachemate_auto::service_losses::{
     LossSource, ServiceLoss, ServiceReport, ServiceSlowdown, WaitingCause,
 };
+use cachemate_core::{Estimate, PromiseState, ServiceIdentity, ServiceKind, TaskId};
 
 use super::metrics_page;
 use crate::promise_status::PromiseStatus;

@@ -5,8 +5,8 @@ mod modeled_host;
 use std::path::Path;
 
 use cachemate_core::*;
+use cachemate_pipeline::POLICIES;
 use cachemate_pipeline::{Pipeline, StandardPipeline, miss_penalty_of_machine, replay};
-use cachemate_policy::policies;
 use cachemate_sim::kernels;
 use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 use cachemate_trace::{RunLogReader, RunLogWriter};
@@ -84,7 +84,7 @@ fn every_policy_recorded_on_a_host_replays() {
     let dir = tempfile::tempdir().unwrap();
     let (mut rolled_back, mut evicted) = (0, 0);
     for counters in [true, false] {
-        for entry in policies::ENTRIES {
+        for entry in POLICIES.entries() {
             let penalty = PredictorConfig {
                 miss_penalty_cycles: 187.5,
                 miss_penalty_source: "measured".to_string(),
@@ -123,7 +123,7 @@ fn every_policy_recorded_on_a_host_replays() {
 fn every_policy_recorded_on_the_simulator_replays() {
     let dir = tempfile::tempdir().unwrap();
     let spec = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
-    for entry in policies::ENTRIES {
+    for entry in POLICIES.entries() {
         let program = |name: &'static str| {
             let maker = move |run: u32| {
                 kernels::build_threads(name, u64::from(run) + 3, &kernels::Options::default())

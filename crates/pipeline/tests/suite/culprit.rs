@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use cachemate_auto::service_losses::{LossSource, ServiceLoss, ServiceLosses};
 use cachemate_core::{
     CounterEvent, Goal, GuardConfig, Machine, PolicyConfig, ProbeId, ProbeKind, Profiles,
     WindowLength, WindowRecord,
@@ -10,7 +11,6 @@ use cachemate_interval::{
     IntervalJob, IntervalMachine, Options, PhasedProgram, ProgramPhase, closed_form,
 };
 use cachemate_pipeline::{Pipeline, StandardPipeline, miss_penalty_of_machine};
-use cachemate_policy::service_losses::{LossSource, ServiceLoss, ServiceLosses};
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// Lines of the last level.

@@ -1,8 +1,8 @@
 //! On a machine without contention, does no policy slow a program?
 
 use cachemate_core::{GuardConfig, Machine, PolicyConfig, WindowLength};
+use cachemate_pipeline::POLICIES;
 use cachemate_pipeline::{Pipeline, StandardPipeline, miss_penalty_of_machine};
-use cachemate_policy::policies;
 use cachemate_sim::kernels;
 use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 use cachemate_sim::results::RunResults;
@@ -67,7 +67,8 @@ fn run(policy: &str, guarded: bool) -> RunResults {
 /// Cost: 38 s of CPU, because every policy of the registry runs the same four programs.
 #[test]
 fn no_policy_slows_a_program_without_contention() {
-    let harmful: Vec<&str> = policies::ENTRIES
+    let harmful: Vec<&str> = POLICIES
+        .entries()
         .iter()
         .filter(|entry| entry.is_harmful_by_design)
         .map(|entry| entry.name)
@@ -77,7 +78,8 @@ fn no_policy_slows_a_program_without_contention() {
         harmful.join(", ")
     );
     let default = run("default", false);
-    let losses: Vec<String> = policies::ENTRIES
+    let losses: Vec<String> = POLICIES
+        .entries()
         .par_iter()
         .filter(|entry| !entry.is_harmful_by_design)
         .flat_map_iter(|entry| {

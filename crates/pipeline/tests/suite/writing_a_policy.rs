@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use cachemate_papers::conformance::check_policy;
 use cachemate_pipeline::{Pipeline, StandardPipeline, miss_penalty_of_machine};
-use cachemate_policy::conformance::check_policy;
 use cachemate_sim::kernels;
 use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 

@@ -28,6 +28,7 @@ pub fn contender_list() -> [AutoContender; AUTO_INDEX + 1] {
         AutoContender::new("thread-clustering", "thread-clustering", ""),
         AutoContender::new("cache-sizing", "cache-sizing", "window_ns = 1000000000"),
         AutoContender::new("linux-sched-cache", "linux-sched-cache", ""),
+        AutoContender::new("caladan", "caladan", "window_ns = 1000000000"),
         AutoContender::new("fence", "fence", "window_ns = 1000000000"),
         AutoContender::new("lfoc", "lfoc", "window_ns = 1000000000"),
         AutoContender::new("parties", "parties", "window_ns = 1000000000"),
@@ -36,7 +37,10 @@ pub fn contender_list() -> [AutoContender; AUTO_INDEX + 1] {
 }
 
 /// Position of `auto` in [`contender_list`]; the single mechanisms are before it and after the default.
-pub const AUTO_INDEX: usize = 12;
+pub const AUTO_INDEX: usize = 13;
+
+/// Policies of today, of which an operator would ask why they are not enough.
+pub const RIVALS: [&str; 4] = ["caladan", "fence", "lfoc", "parties"];
 
 /// Scores of one contender on one machine seed.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -17,6 +17,7 @@ mod run;
 use crate::ExperimentRun;
 
 pub use draw::MixFamily;
+pub(crate) use families::RIVALS;
 
 /// Machines of the development mixes: one without way masks and with few caches, one with many small caches behind
 /// one bus, and one with way masks and large caches.

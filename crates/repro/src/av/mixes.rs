@@ -14,8 +14,8 @@ use cachemate_core::{
     CacheLevel, Decision, Gang, GangSchedule, Plan, Policy, ProfilerConfig, TaskId, View,
     WindowLength,
 };
+use cachemate_pipeline::POLICIES;
 use cachemate_pipeline::Pipeline;
-use cachemate_policy::policies;
 use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar};
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
@@ -292,8 +292,9 @@ fn run_with_registered_policy(
         "window_ns = {}\n{super_sets_line}{parameters}\n",
         window_ns(workload)
     );
-    let policy_object =
-        policies::build(policy, &parameters, workload.options.seed).map_err(failed(policy))?;
+    let policy_object = POLICIES
+        .build(policy, &parameters, workload.options.seed)
+        .map_err(failed(policy))?;
     run_managed(workload, work, policy, policy_object)
 }
 

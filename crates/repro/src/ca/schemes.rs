@@ -10,9 +10,9 @@
 //! optimum; the random mean of 13 is 63 % above it.
 
 use cachemate_core::{Fact, Profile};
-use cachemate_policy::matrix::PairCosts;
-use cachemate_policy::schemes::{self, SharedCache};
-use cachemate_policy::solvers::{self, Seats};
+use cachemate_papers::matrix::PairCosts;
+use cachemate_papers::schemes::{self, SharedCache};
+use cachemate_papers::solvers::{self, Seats};
 use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, HeatMap, Series};
 use cachemate_spec::parse_measured_matrix;
 

@@ -17,7 +17,7 @@ use cachemate_core::{
     CacheLevel, PipelineConfig, ProcessId, ProfilerConfig, ShareMember, TracedCache, Units,
     WindowLength,
 };
-use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
+use cachemate_papers::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
 use serde::Serialize;
 

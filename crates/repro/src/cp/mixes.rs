@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{SplitMix64, Units};
-use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
+use cachemate_papers::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, ReferenceLine, Series};
 use cachemate_sim::metrics::weighted_speedup;
 use serde::{Deserialize, Serialize};

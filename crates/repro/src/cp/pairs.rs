@@ -12,9 +12,9 @@
 use std::collections::BTreeSet;
 
 use cachemate_core::{Plan, Profiles, TaskId, WindowLength};
+use cachemate_papers::partition::demand_curve::DemandCurve;
+use cachemate_papers::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use cachemate_pipeline::{forecast_plan, miss_penalty_of_machine};
-use cachemate_policy::partition::demand_curve::DemandCurve;
-use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use serde::{Deserialize, Serialize};
 
 use super::{COLORS, RunScale, chip_workload, fixed_plan_policy, split_shares, thesis_job};

@@ -127,7 +127,7 @@ fn count_copied_pages(records: &[WindowRecord], from_ns: u64) -> f64 {
             .find(|task| task.process == process);
         let pages_per_color = task.and_then(|task| task.pages_per_color.as_ref());
         pages += pages_per_color.map_or(0, |per_color| {
-            cachemate_policy::partition::units::pages_to_move(per_color, &later_colors)
+            cachemate_papers::partition::units::pages_to_move(per_color, &later_colors)
         });
     }
     pages as f64

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{MachineSpec, PolicyConfig, SplitMix64, TaskId};
 use cachemate_interval::{IntervalJob, IntervalMachine, Options, PhasedProgram, closed_form};
-use cachemate_policy::policies;
+use cachemate_pipeline::POLICIES;
 
 use super::speed::cpu_seconds;
 use super::whatif::{build_interval_pipeline, plans_differ};
@@ -44,7 +44,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let seed = context.seeds[0];
     // Policies run one after another, because memory is measured for the whole process.
     let mut behaviors = Vec::new();
-    for entry in policies::ENTRIES {
+    for entry in POLICIES.entries() {
         context.check_not_stopped()?;
         context.report_progress(&format!("INTERVAL-1: {}, {windows} windows", entry.name));
         behaviors.push(measure_behavior(entry.name, windows, seed, &|| {

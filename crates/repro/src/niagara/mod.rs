@@ -18,10 +18,10 @@ use cachemate_core::{
     CacheId, CacheLevel, CoRunRowParameters, CpuSet, Decision, Gang, GangSchedule, PhaseParameters,
     Plan, Policy, ProfilerConfig, ReplacementModel, SplitMix64, TaskId, View, WindowLength,
 };
-use cachemate_pipeline::Pipeline;
-use cachemate_policy::solvers::balance::{
+use cachemate_papers::solvers::balance::{
     GroupModel, RotationRule, build_rotation, find_best_groups,
 };
+use cachemate_pipeline::Pipeline;
 use cachemate_sim::metrics;
 use cachemate_sim::os::schedulers::SchedulerKind;
 use cachemate_sim::results::RunResults;

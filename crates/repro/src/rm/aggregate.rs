@@ -9,7 +9,7 @@
 
 use cachemate_core::{ProcessId, ShareMember};
 use cachemate_locality::curve::MissRateCurve;
-use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
+use cachemate_papers::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use serde::{Deserialize, Serialize};
 
 use super::accuracy::{

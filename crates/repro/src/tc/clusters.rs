@@ -1,6 +1,6 @@
 //! TC-2: do the clusters match the program's own groups? With the picture of Figure 3.5, before and after.
 
-use cachemate_policy::clustering::ClusteringMethod;
+use cachemate_papers::clustering::ClusteringMethod;
 use cachemate_sim::kernels::Options;
 use serde::{Deserialize, Serialize};
 

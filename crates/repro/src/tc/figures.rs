@@ -1,7 +1,7 @@
 //! The figures of the thesis's Figure 3.5: shMaps before and after clustering.
 
 use cachemate_locality::shmap::SharingCriteria;
-use cachemate_policy::clustering::{ClusteringMethod, ThreadMap, find_clusters};
+use cachemate_papers::clustering::{ClusteringMethod, ThreadMap, find_clusters};
 use cachemate_report::figure::{HeatMap, Shade};
 
 use super::setup::PlacementRound;

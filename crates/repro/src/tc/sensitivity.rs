@@ -4,8 +4,8 @@
 use cachemate_core::{
     Observation, ProbeEvidence, ProbeResult, ShMapParameters, TaskId, WindowRecord,
 };
+use cachemate_papers::clustering::ClusteringMethod;
 use cachemate_pipeline::OfflineProfiler;
-use cachemate_policy::clustering::ClusteringMethod;
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use serde::{Deserialize, Serialize};
 

@@ -7,13 +7,13 @@ use cachemate_core::{
     ProfilerConfig, Reason, ReasonKind, ShMapParameters, TaskId, View, WindowLength, WindowRecord,
 };
 use cachemate_locality::shmap::SharingCriteria;
-use cachemate_pipeline::{OfflineProfiler, Pipeline, miss_penalty_of_machine};
-use cachemate_policy::clustering::assign::{Chip, ThreadToPlace, assign};
-use cachemate_policy::clustering::{
+use cachemate_papers::clustering::assign::{Chip, ThreadToPlace, assign};
+use cachemate_papers::clustering::{
     ClusteringMethod, Clusters, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find_clusters,
     scaled_threshold,
 };
-use cachemate_policy::policies;
+use cachemate_pipeline::POLICIES;
+use cachemate_pipeline::{OfflineProfiler, Pipeline, miss_penalty_of_machine};
 use cachemate_sim::kernels::{self, Options};
 use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 use cachemate_sim::results::RunResults;
@@ -192,7 +192,9 @@ impl ClusterSetting {
 
     pub fn build_policy_for(&self, placement: &ThreadPlacement) -> Result<Box<dyn Policy>> {
         let build_policy = |name: &str, parameters: &str| {
-            policies::build(name, parameters, self.seed).map_err(failed(name))
+            POLICIES
+                .build(name, parameters, self.seed)
+                .map_err(failed(name))
         };
         match placement {
             ThreadPlacement::Default => build_policy("default", ""),

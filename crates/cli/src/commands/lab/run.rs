@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
-use cachemate_policy::policies;
+use cachemate_pipeline::POLICIES;
 use cachemate_report::Table;
 use cachemate_report::text::{format_count, format_size};
 use cachemate_spec::{PolicyChoice, parse_toml};
@@ -169,7 +169,7 @@ impl LabRunArgs {
             let policy_text = format!("name = \"{policy}\"\n{}", parameters.unwrap_or_default());
             let policy_choice: PolicyChoice =
                 parse_toml("--policy and --parameters", &policy_text)?;
-            policies::build(
+            POLICIES.build(
                 &policy_choice.name,
                 &policy_choice.parameters.to_string(),
                 0,

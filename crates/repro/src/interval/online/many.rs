@@ -4,7 +4,7 @@
 //! solver computes from solo curves. A step moves one color between groups, or merges two groups.
 
 use cachemate_core::SplitMix64;
-use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
+use cachemate_papers::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 
 use super::*;
 use crate::cp::mixes::{PROGRAMS, draw_programs};

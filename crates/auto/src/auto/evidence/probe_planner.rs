@@ -1,0 +1,828 @@
+//! Planning of `auto`'s probes within their cost limits.
+//!
+//! One ledger counts the processor time of all probes. A probe that stops its task waits until its cost is no more than
+//! the configured share of the time that the task has run, so short-lived tasks are never profiled. After the first
+//! probe of each task, probes wait until all of them together have cost no more than that share of processor time. At
+//! most one probe that stops its task runs on a cache at a time. A task whose probe has no result in time is not probed
+//! again in the same phase. A trace that was too short for the largest cache is recorded once more with more entries, as
+//! soon as its task has run long enough to pay for it and is in a phase of the same kind. A task whose waits for memory
+//! are smaller than the smallest gain is not recorded a second time. [`ServicePauses`] chooses services that wait for a
+//! while.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cachemate_core::{
+    Ability, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, Profile, RowInterval,
+    ServiceIdentity, TaskId, TaskSample, View,
+};
+use cachemate_locality::shmap::SharingCriteria;
+use cachemate_papers::clustering::{
+    ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find_clusters,
+    scaled_threshold,
+};
+use cachemate_papers::partition::demand_curve::{ENTRIES_FACTOR, is_uncertain_at};
+use cachemate_papers::probe_ledger::ProbeLedger;
+
+use super::curves::CurveChecks;
+use super::phases::current_phase;
+use super::service_pauses::{ServicePauses, is_promised};
+use super::speeds::SpeedTracker;
+use super::thread_clusters::{cluster_count, complete_clusters};
+use crate::auto::model::sites::{CacheSite, CpuSites};
+
+/// Limits of the probes.
+#[derive(Clone, Copy, Debug)]
+pub struct ProbeLimits {
+    /// Share of processor time that probes may take in the long run.
+    pub max_share: f64,
+    /// Smallest forecast gain of a change.
+    pub min_gain: f64,
+    pub locations: u32,
+    pub trace_entries: u32,
+    /// Budget of one probe.
+    pub budget_ns: u64,
+    /// Number of samples of accesses to other caches, for each thread.
+    pub samples_per_thread: u32,
+    /// May a co-runner of a service with a promise wait for a while?
+    pub may_pause_services: bool,
+}
+
+/// A request, and the time at which it was made.
+type OpenRequest = (ProbeRequest, u64);
+
+/// A probe of a task in one of its phases.
+#[derive(Clone, Debug)]
+struct TaskProbe {
+    phase: u32,
+    request: OpenRequest,
+    is_over: bool,
+    is_answered: bool,
+}
+
+/// The planner of probes; see the module's documentation.
+#[derive(Clone, Debug, Default)]
+pub struct ProbePlanner {
+    next_id: u32,
+    probes_by_task: BTreeMap<TaskId, TaskProbe>,
+    /// Kinds of phases that have a first trace but no longer one yet, because a phase may end before its run time pays
+    /// for the longer trace.
+    first_traces: BTreeSet<(TaskId, u32)>,
+    /// The pending request for samples of accesses to other caches, and its window.
+    sharing_probe: Option<OpenRequest>,
+    /// Threads of the last samples, and the number of windows until they are sampled again.
+    last_sampling: Option<(Vec<TaskId>, u32)>,
+    pub clusters: BTreeMap<TaskId, usize>,
+    pub ledger: ProbeLedger,
+    /// Run time of each task.
+    ran_ns_by_task: BTreeMap<TaskId, u64>,
+    /// Outstanding probe that keeps tasks off their CPUs, and when it was requested.
+    row_probe: Option<OpenRequest>,
+    service_pauses: ServicePauses,
+    /// Tasks whose solo interval was requested, with the phase and the time of the request.
+    solo_requested: BTreeMap<TaskId, (u32, u64)>,
+}
+
+/// Length of the two rows of a solo interval; the cache fills during the first.
+const SOLO_SETTLE_NS: u64 = 50_000_000;
+const SOLO_ROW_NS: u64 = 50_000_000;
+/// Time after which a solo speed is measured again in the same phase, if the measurement is paid for.
+const SOLO_REPEAT_NS: u64 = 300_000_000_000;
+/// Time after which a solo speed is measured in another phase, if that phase's solo speed is unknown.
+const SOLO_PAUSE_NS: u64 = 5_000_000_000;
+
+/// A process is not sampled if it waits for other caches for less than this share of its cycles.
+const MIN_REMOTE_SHARE: f64 = 0.03;
+/// Maximum number of probes with watch points at once: processors have four watch points.
+const MAX_WATCH_PROBES: usize = 4;
+/// A task that is running or runnable for a smaller share of a window counts as idle, because its effect on other tasks
+/// is negligible.
+pub const MIN_BUSY_SHARE: f64 = 0.1;
+/// Time after which a probe counts as unanswered.
+const ANSWER_TIMEOUT_NS: u64 = 20_000_000_000;
+/// Number of windows between two rounds of samples of the same threads.
+const RESAMPLE_WINDOWS: u32 = 300;
+/// Assumed cost of a trace's entry until it has been measured: the cost of an interrupt.
+const DEFAULT_ENTRY_NS: f64 = 1_500.0;
+/// Cost of a sample, until it is measured.
+const SAMPLE_COST_NS: f64 = 2_000.0;
+
+impl ProbePlanner {
+    /// Forgets the answers about a task, because they no longer describe its work.
+    pub fn forget(&mut self, task: TaskId) {
+        self.probes_by_task.remove(&task);
+        self.first_traces
+            .retain(|(traced_task, _)| *traced_task != task);
+    }
+
+    fn record_costs(&mut self, view: &View<'_>) {
+        self.ledger.record_window(view);
+        for sample in view.live_tasks() {
+            *self.ran_ns_by_task.entry(sample.task).or_insert(0) += sample.ran_ns();
+        }
+    }
+
+    /// Records the answers, and returns the probes of the next window.
+    pub fn plan_probes(
+        &mut self,
+        view: &View<'_>,
+        sites: &[CacheSite],
+        (speeds, curves): (&SpeedTracker, &CurveChecks),
+        limits: &ProbeLimits,
+        is_sharing_enabled: bool,
+    ) -> Vec<ProbeRequest> {
+        self.record_costs(view);
+        let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
+        self.probes_by_task
+            .retain(|task, _| live_tasks.contains(task));
+        self.first_traces
+            .retain(|(task, _)| live_tasks.contains(task));
+        self.clusters.retain(|task, _| live_tasks.contains(task));
+        self.ran_ns_by_task
+            .retain(|task, _| live_tasks.contains(task));
+        let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
+        for (task, task_probe) in &mut self.probes_by_task {
+            let has_curve = curves.has_curve(view, *task);
+            let entry_count = trace_entries_of(&task_probe.request.0);
+            let is_first = entry_count.is_none_or(|entries| entries <= limits.trace_entries);
+            task_probe.is_answered |= is_answered(view, &task_probe.request.0);
+            task_probe.is_over |= !is_awaited(view, &task_probe.request) || has_curve && is_first;
+            if let (phase, Some(kind)) = current_phase(view, *task)
+                && (task_probe.is_answered, task_probe.phase, entry_count)
+                    == (true, phase, Some(limits.trace_entries))
+            {
+                self.first_traces.insert((*task, kind));
+            }
+        }
+        if let Some(probe) = self.request_rows(view, sites, limits, now_ns) {
+            // The rows of this probe keep other tasks off their CPUs, so no other probe would be answered.
+            return vec![probe];
+        }
+        let mut probes = self.request_curves(view, sites, (speeds, curves), limits, now_ns);
+        if is_sharing_enabled && sites.len() > 1 {
+            probes.extend(self.request_samples(view, speeds, limits, now_ns));
+        }
+        probes
+    }
+
+    /// Returns the paused service and the intervals of its pause, if this window reports them.
+    pub fn reported_pause<'v>(
+        &self,
+        view: &View<'v>,
+    ) -> Option<(&ServiceIdentity, &'v [RowInterval])> {
+        let (service, (probe, _)) = self
+            .service_pauses
+            .last_service
+            .as_ref()
+            .zip(self.row_probe.as_ref())?;
+        let mut results = view.observation.probe_results.iter();
+        results.find_map(|result| match &result.evidence {
+            ProbeEvidence::Rows(rows) if result.probe == probe.id => {
+                Some((service, rows.as_slice()))
+            }
+            _ => None,
+        })
+    }
+
+    /// Requests an interval in which some tasks wait: all but one with a promise, or those of a suspected service.
+    fn request_rows(
+        &mut self,
+        view: &View<'_>,
+        sites: &[CacheSite],
+        limits: &ProbeLimits,
+        now_ns: u64,
+    ) -> Option<ProbeRequest> {
+        self.row_probe = self.row_probe.take().filter(|open| is_awaited(view, open));
+        if let Some((probe, _)) = &self.row_probe {
+            return Some(probe.clone());
+        }
+        let is_paid = self.ledger.excess_ns(limits.max_share) <= 0.0;
+        self.service_pauses.last_service = None;
+        let kind = self
+            .solo_interval(view, sites, is_paid, now_ns)
+            .or_else(|| {
+                limits
+                    .may_pause_services
+                    .then(|| self.service_pauses.next_pause(view, is_paid, now_ns))
+                    .flatten()
+            })?;
+        let probe = self.build_request(kind, ANSWER_TIMEOUT_NS);
+        self.row_probe = Some((probe.clone(), now_ns));
+        Some(probe)
+    }
+
+    /// Returns an interval in which a task with a promised slowdown has its cache to itself. The first interval of a
+    /// task comes at once; later ones follow a change of phase or several minutes, and wait until they are paid for.
+    fn solo_interval(
+        &mut self,
+        view: &View<'_>,
+        sites: &[CacheSite],
+        is_paid: bool,
+        now_ns: u64,
+    ) -> Option<ProbeKind> {
+        if !view.capabilities.has_ability(Ability::CountPerCache) {
+            return None;
+        }
+        self.solo_requested
+            .retain(|task, _| view.live_tasks().any(|sample| sample.task == *task));
+        let cpu_sites = CpuSites::from_sites(sites);
+        let is_due = |seen: &&TaskSample| {
+            let phase = view
+                .profiles
+                .get(&seen.task)
+                .map_or(0, |profile| profile.phase_number);
+            let is_known = view
+                .profiles
+                .get(&seen.task)
+                .is_some_and(|known_profile| known_profile.rates.solo_instr_per_cycle.is_some());
+            let is_repeat_due = self.solo_requested.get(&seen.task).is_none_or(
+                |&(requested_phase, requested_ns)| {
+                    let pause_ns = if is_known || requested_phase == phase {
+                        SOLO_REPEAT_NS
+                    } else {
+                        SOLO_PAUSE_NS
+                    };
+                    is_paid && now_ns.saturating_sub(requested_ns) >= pause_ns
+                },
+            );
+            is_promised(seen)
+                && is_repeat_due
+                && seen.has_run()
+                && self.ran_ns_by_task.get(&seen.task).copied().unwrap_or(0) >= SOLO_ROW_NS
+        };
+        let sample = view.movable_tasks().filter(is_due).min_by_key(|seen| {
+            self.solo_requested
+                .get(&seen.task)
+                .map_or(0, |&(_, when_ns)| when_ns)
+        })?;
+        let (task, cache) = (sample.task, sites[cpu_sites.site_of_task(sample)?].cache);
+        let phase = view
+            .profiles
+            .get(&task)
+            .map_or(0, |profile| profile.phase_number);
+        self.solo_requested.insert(task, (phase, now_ns));
+        let (rows, total_ns, settle_ns) =
+            (vec![vec![task], vec![task]], SOLO_ROW_NS, SOLO_SETTLE_NS);
+        Some(ProbeKind::CoRunRows {
+            cache,
+            rows,
+            total_ns,
+            settle_ns,
+            boost: true,
+        })
+    }
+
+    fn request_curves(
+        &mut self,
+        view: &View<'_>,
+        sites: &[CacheSite],
+        (speeds, curves): (&SpeedTracker, &CurveChecks),
+        limits: &ProbeLimits,
+        now_ns: u64,
+    ) -> Vec<ProbeRequest> {
+        // A trace of first-level misses describes the cache behind it better than watch points, most of which see hits.
+        let can_trace = view.capabilities.has_ability(Ability::TraceAddresses);
+        let can_watch = !can_trace && view.capabilities.has_ability(Ability::SampleReuses);
+        if !can_watch && !can_trace {
+            return Vec::new();
+        }
+        let is_paid = self.ledger.excess_ns(limits.max_share) <= 0.0;
+        let largest_bytes = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
+        let cpu_sites = CpuSites::from_sites(sites);
+        let mut probes: Vec<ProbeRequest> = Vec::new();
+        let mut stopped_sites: Vec<Option<usize>> = Vec::new();
+        for sample in view.movable_tasks() {
+            let (phase, kind) = current_phase(view, sample.task);
+            let has_run = sample.has_run();
+            let current_site = cpu_sites.site_of_task(sample);
+            let previous_probe = self.probes_by_task.get(&sample.task);
+            let has_curve = curves.has_curve(view, sample.task);
+            // The first probe is part of the initial profiling; later phases wait until their probe is paid for.
+            let can_request =
+                previous_probe.is_none_or(|earlier_probe| earlier_probe.phase != phase && is_paid);
+            let is_pending = previous_probe.is_some_and(|earlier_probe| {
+                !earlier_probe.is_over && (earlier_probe.phase == phase || !has_curve)
+            });
+            let has_room = if can_watch {
+                probes.len() < MAX_WATCH_PROBES
+            } else {
+                !stopped_sites.contains(&current_site)
+            };
+            let is_answer_short = |request: &TaskProbe| {
+                let is_full_length =
+                    trace_entries_of(&request.request.0) == Some(limits.trace_entries);
+                request.is_answered && request.phase == phase && is_full_length
+            };
+            let is_kind_short =
+                kind.is_some_and(|kind| self.first_traces.contains(&(sample.task, kind)));
+            let is_short =
+                can_trace && (is_kind_short || previous_probe.is_some_and(is_answer_short));
+            let waits_for_memory = || {
+                memory_stall_share(speeds, sample.task).is_none_or(|share| share >= limits.min_gain)
+            };
+            let curve = curves
+                .usable_profile(view, sample.task)
+                .and_then(Profile::misses_per_kilo_instr);
+            let is_uncertain = curve.is_some_and(|curve| is_uncertain_at(curve, largest_bytes));
+            let longer_entries = (is_short && is_uncertain && waits_for_memory())
+                .then(|| limits.trace_entries.saturating_mul(ENTRIES_FACTOR));
+            let entries = longer_entries.unwrap_or(limits.trace_entries);
+            let cost_ns = f64::from(entries) * self.ledger.entry_ns.unwrap_or(DEFAULT_ENTRY_NS);
+            // Earlier probes of the task must be paid for as well.
+            let earlier_cost_ns =
+                longer_entries.map_or(0.0, |_| cost_ns / f64::from(ENTRIES_FACTOR));
+            let ran_ns = self.ran_ns_by_task.get(&sample.task).copied().unwrap_or(0) as f64;
+            let is_paid_for = can_watch || ran_ns * limits.max_share >= cost_ns + earlier_cost_ns;
+            let may_request = if has_curve {
+                longer_entries.is_some() && is_paid
+            } else {
+                can_request
+            };
+            if !has_room || !(is_pending || may_request && has_run && is_paid_for) {
+                continue;
+            }
+            if !is_pending {
+                let probe_kind = if can_watch {
+                    ProbeKind::ReuseTimes {
+                        task: sample.task,
+                        locations: limits.locations,
+                    }
+                } else {
+                    ProbeKind::MissTrace {
+                        task: sample.task,
+                        entries,
+                        includes_code: true,
+                    }
+                };
+                // The task must also run between its interrupts.
+                let probe =
+                    self.build_request(probe_kind, limits.budget_ns.max((4.0 * cost_ns) as u64));
+                let task_probe = TaskProbe {
+                    phase,
+                    request: (probe, now_ns),
+                    is_over: false,
+                    is_answered: false,
+                };
+                self.first_traces
+                    .retain(|trace| Some(*trace) != kind.map(|kind| (sample.task, kind)));
+                self.probes_by_task.insert(sample.task, task_probe);
+            }
+            stopped_sites.push(current_site);
+            probes.extend(
+                self.probes_by_task
+                    .get(&sample.task)
+                    .map(|task_probe| task_probe.request.0.clone()),
+            );
+        }
+        probes
+    }
+
+    fn build_request(&mut self, kind: ProbeKind, budget_ns: u64) -> ProbeRequest {
+        self.next_id += 1;
+        ProbeRequest {
+            id: ProbeId(self.next_id),
+            kind,
+            budget_ns,
+        }
+    }
+
+    /// Returns whether a probe of the task is outstanding or still to be requested.
+    pub fn has_open_probe(&self, view: &View<'_>, task: TaskId) -> bool {
+        can_measure_curves(view)
+            && self.is_open(task)
+            && view.movable_tasks().any(|sample| sample.task == task)
+    }
+
+    /// Returns whether the task's probe is neither answered nor abandoned.
+    fn is_open(&self, task: TaskId) -> bool {
+        self.probes_by_task
+            .get(&task)
+            .is_none_or(|task_probe| !task_probe.is_over)
+    }
+
+    /// Returns whether every task that can be probed has been probed, successfully or not.
+    pub fn is_survey_complete(&self, view: &View<'_>, curves: &CurveChecks) -> bool {
+        let can_measure = can_measure_curves(view);
+        let is_surveyed =
+            |task: TaskId| curves.has_curve(view, task) || !can_measure || !self.is_open(task);
+        let has_run = |seen: &TaskSample| seen.has_run();
+        self.sharing_probe.is_none()
+            && view
+                .movable_tasks()
+                .filter(|sample| has_run(sample))
+                .all(|sample| is_surveyed(sample.task))
+    }
+
+    fn request_samples(
+        &mut self,
+        view: &View<'_>,
+        speeds: &SpeedTracker,
+        limits: &ProbeLimits,
+        now_ns: u64,
+    ) -> Option<ProbeRequest> {
+        if !view.capabilities.has_ability(Ability::SampleAccesses) {
+            return None;
+        }
+        if let Some(open) = self.sharing_probe.take() {
+            if !is_awaited(view, &open) {
+                self.update_clusters(view, &open.0);
+                return None;
+            }
+            return Some(self.sharing_probe.insert(open).0.clone());
+        }
+        let remote_stall_share_of = |seen: &TaskSample| {
+            let speed = speeds.observed_speed(seen.task)?;
+            Some(speed.remote_cycles_per_instr? / speed.cycles_per_instr)
+        };
+        let mut processes: Vec<ProcessId> = Vec::new();
+        for seen in view.movable_tasks() {
+            if remote_stall_share_of(seen).is_some_and(|share| share >= MIN_REMOTE_SHARE)
+                && !processes.contains(&seen.process)
+            {
+                processes.push(seen.process);
+            }
+        }
+        let threads: Vec<TaskId> = view
+            .live_tasks()
+            .filter(|sample| processes.contains(&sample.process))
+            .map(|sample| sample.task)
+            .collect();
+        if let Some((last_threads, remaining_windows)) = &mut self.last_sampling {
+            *remaining_windows = remaining_windows.saturating_sub(1);
+            if *last_threads == threads && *remaining_windows > 0 {
+                return None;
+            }
+        }
+        let is_paid_for =
+            self.ledger.excess_ns(limits.max_share) <= 0.0 || self.last_sampling.is_none();
+        if threads.len() < 2 || !is_paid_for {
+            return None;
+        }
+        let max_samples = limits
+            .samples_per_thread
+            .saturating_mul(threads.len() as u32);
+        let sample_period = choose_sample_period(view, &processes, limits.max_share);
+        let probe_kind = ProbeKind::AccessSamples {
+            processes,
+            sample_period,
+            remote_only: true,
+            max_samples,
+        };
+        let probe = self.build_request(probe_kind, ANSWER_TIMEOUT_NS / 2);
+        self.last_sampling = Some((threads, RESAMPLE_WINDOWS));
+        self.sharing_probe = Some((probe.clone(), now_ns));
+        Some(probe)
+    }
+
+    /// Clusters threads that share data by their shMaps. The filters of different processes cannot be compared.
+    fn update_clusters(&mut self, view: &View<'_>, probe: &ProbeRequest) {
+        let ProbeKind::AccessSamples { processes, .. } = &probe.kind else {
+            return;
+        };
+        let sharing_map_of = |sample: &TaskSample| {
+            view.profiles
+                .get(&sample.task)
+                .and_then(Profile::sharing_map)
+        };
+        let mut comparable_threads: Vec<(Option<ProcessId>, Vec<&TaskSample>)> = Vec::new();
+        for sample in view.live_tasks() {
+            if !processes.contains(&sample.process) {
+                continue;
+            }
+            let is_machine_wide = sharing_map_of(sample).is_some_and(|map| map.machine_wide);
+            let filter = (!is_machine_wide).then_some(sample.process);
+            match comparable_threads
+                .iter_mut()
+                .find(|(other, _)| *other == filter)
+            {
+                Some((_, members)) => members.push(sample),
+                None => comparable_threads.push((filter, vec![sample])),
+            }
+        }
+        let mut clusters = BTreeMap::new();
+        let mut first_cluster = 0;
+        for (_, members) in comparable_threads {
+            let maps: Vec<ThreadMap<'_>> = members
+                .iter()
+                .map(|seen| ThreadMap {
+                    counters: sharing_map_of(seen).map_or(&[], |map| map.counters.as_slice()),
+                    previous_cluster: self.clusters.get(&seen.task).copied(),
+                })
+                .collect();
+            let sample_count: u64 = maps
+                .iter()
+                .flat_map(|map| map.counters)
+                .map(|&counter| u64::from(counter))
+                .sum();
+            let sample_ratio =
+                sample_count as f64 / maps.len().max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
+            let criteria = SharingCriteria::default();
+            let threshold = scaled_threshold(THRESHOLD, sample_ratio, criteria.floor);
+            let method = ClusteringMethod::CoClusters;
+            let mut cluster_by_thread =
+                find_clusters(method, &maps, &criteria, threshold).cluster_by_thread;
+            let fetch_share = |thread: usize, partner: usize| {
+                let profile = view.profiles.get(&members[thread].task);
+                profile
+                    .and_then(|profile| profile.sharing.with.get(&members[partner].task))
+                    .map_or(0.0, |fact| fact.value)
+            };
+            complete_clusters(&mut cluster_by_thread, &maps, fetch_share);
+            for (seen, cluster) in members.iter().zip(&cluster_by_thread) {
+                clusters.extend(cluster.map(|cluster| (seen.task, first_cluster + cluster)));
+            }
+            first_cluster += cluster_count(&cluster_by_thread);
+        }
+        if !clusters.is_empty() {
+            self.clusters = clusters;
+        }
+    }
+}
+
+fn is_answered(view: &View<'_>, probe: &ProbeRequest) -> bool {
+    let mut results = view.observation.probe_results.iter();
+    results.any(|result| result.probe == probe.id && result.complete)
+}
+
+/// Returns whether a request is neither answered nor refused, and not yet too old.
+fn is_awaited(view: &View<'_>, (probe, since_ns): &OpenRequest) -> bool {
+    let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
+    !is_answered(view, probe)
+        && !view.observation.applied.has_refused_probe(probe.id)
+        && now_ns.saturating_sub(*since_ns) <= ANSWER_TIMEOUT_NS
+}
+
+/// Returns whether curves can be measured on this machine.
+fn can_measure_curves(view: &View<'_>) -> bool {
+    view.capabilities.has_ability(Ability::SampleReuses)
+        || view.capabilities.has_ability(Ability::TraceAddresses)
+}
+
+/// Returns the number of entries of a probe's trace.
+fn trace_entries_of(probe: &ProbeRequest) -> Option<u32> {
+    match probe.kind {
+        ProbeKind::MissTrace { entries, .. } => Some(entries),
+        _ => None,
+    }
+}
+
+/// Returns whether the probes in force leave all speeds unchanged. Watch points of an idle thread do, because they wait
+/// for it to run.
+pub fn are_probes_harmless(view: &View<'_>) -> bool {
+    let is_running = |task: TaskId| {
+        let min_run_ns = MIN_BUSY_SHARE * view.observation.span.elapsed_ns as f64;
+        view.live_tasks()
+            .any(|sample| sample.task == task && sample.ran_ns() as f64 >= min_run_ns)
+    };
+    let disturbs_tasks = |probe: &ProbeRequest| match probe.kind {
+        ProbeKind::ReuseTimes { task, .. } => is_running(task),
+        _ => true,
+    };
+    !view.previous_plan.probes.iter().any(disturbs_tasks)
+}
+
+/// Returns the share of a task's cycles that wait for memory, as counted.
+fn memory_stall_share(speeds: &SpeedTracker, task: TaskId) -> Option<f64> {
+    let speed = speeds.observed_speed(task)?;
+    Some(speed.misses_per_instr? * speed.stall_cycles_per_miss? / speed.cycles_per_instr)
+}
+
+/// Returns the sample period (in accesses per sample) at which samples cost no more than this share of the busiest
+/// process's time.
+fn choose_sample_period(view: &View<'_>, processes: &[ProcessId], max_share: f64) -> u32 {
+    let remote_hit_rate = |process: &ProcessId| {
+        let (mut hits, mut run_time) = (0.0, 0.0);
+        for sample in view
+            .live_tasks()
+            .filter(|sample| sample.process == *process)
+        {
+            if let Some(count) = sample
+                .counts
+                .get(cachemate_core::CounterEvent::RemoteCacheHits)
+            {
+                hits += count;
+                run_time += sample
+                    .on_cpu_ns
+                    .iter()
+                    .map(|(_, ns)| *ns as f64)
+                    .sum::<f64>();
+            }
+        }
+        if run_time > 0.0 { hits / run_time } else { 0.0 }
+    };
+    let highest_rate = processes.iter().map(remote_hit_rate).fold(0.0, f64::max);
+    libm::ceil(highest_rate * SAMPLE_COST_NS / max_share.max(1e-6)).clamp(1.0, 1e6) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::Estimate;
+
+    /// Do watch points of an idle thread leave windows undisturbed, while those of a running thread and all traces
+    /// disturb them?
+    #[test]
+    fn watching_an_idle_thread_disturbs_no_task() {
+        use cachemate_core::test_support::{
+            NullPredictor, capabilities_fixture, observation_fixture, topology_fixture,
+        };
+        let (topology, capabilities) = (topology_fixture(2), capabilities_fixture(&[]));
+        let mut observation = observation_fixture(1, 2);
+        observation.span.elapsed_ns = 100;
+        observation.tasks[0].on_cpu_ns = vec![(cachemate_core::CpuId(0), 100)];
+        observation.tasks[1].on_cpu_ns = vec![(cachemate_core::CpuId(1), 5)];
+        let (busy, idle) = (observation.tasks[0].task, observation.tasks[1].task);
+        let quiet = |probes: &[ProbeKind]| {
+            let mut plan = cachemate_core::Plan::idle(cachemate_core::WindowLength::Time { ns: 1 });
+            let probe = |probe_kind: &ProbeKind| ProbeRequest {
+                id: ProbeId(1),
+                kind: probe_kind.clone(),
+                budget_ns: 1,
+            };
+            plan.probes = probes.iter().map(probe).collect();
+            are_probes_harmless(&View {
+                topology: &topology,
+                capabilities: &capabilities,
+                observation: &observation,
+                profiles: &cachemate_core::Profiles::new(),
+                previous_plan: &plan,
+                predictor: &NullPredictor,
+                verdicts: &(),
+            })
+        };
+        let watched = |task: TaskId| ProbeKind::ReuseTimes { task, locations: 1 };
+        let traced = ProbeKind::MissTrace {
+            task: idle,
+            entries: 1,
+            includes_code: false,
+        };
+        assert!(quiet(&[]) && quiet(&[watched(idle)]));
+        assert!(
+            !quiet(&[watched(busy)])
+                && !quiet(&[watched(idle), watched(busy)])
+                && !quiet(&[traced])
+        );
+    }
+
+    /// Do searches wait for a task until it has answered or its probe is abandoned, and never for a task that cannot be
+    /// probed?
+    #[test]
+    fn only_tasks_that_can_still_answer_are_waited_for() {
+        use cachemate_core::test_support::{
+            NullPredictor, capabilities_fixture, observation_fixture, topology_fixture,
+        };
+        let topology = topology_fixture(2);
+        let mut observation = observation_fixture(1, 3);
+        observation.tasks[1].unmovable = true;
+        let (profiles, plan) = (
+            cachemate_core::Profiles::new(),
+            cachemate_core::Plan::idle(cachemate_core::WindowLength::Time { ns: 1 }),
+        );
+        let mut planner = ProbePlanner::default();
+        let probe_kind = ProbeKind::ReuseTimes {
+            task: TaskId(2),
+            locations: 1,
+        };
+        let probe = ProbeRequest {
+            id: ProbeId(1),
+            kind: probe_kind,
+            budget_ns: 1,
+        };
+        planner.probes_by_task.insert(
+            TaskId(2),
+            TaskProbe {
+                phase: 0,
+                request: (probe, 0),
+                is_over: true,
+                is_answered: false,
+            },
+        );
+        let waited = |abilities: &[Ability]| {
+            let capabilities = capabilities_fixture(abilities);
+            let (topology, capabilities, observation, profiles) =
+                (&topology, &capabilities, &observation, &profiles);
+            let view = View {
+                topology,
+                capabilities,
+                observation,
+                profiles,
+                previous_plan: &plan,
+                predictor: &NullPredictor,
+                verdicts: &(),
+            };
+            [0, 1, 2].map(|id| planner.has_open_probe(&view, TaskId(id)))
+        };
+        assert_eq!(waited(&[Ability::TraceAddresses]), [true, false, false]);
+        assert_eq!(waited(&[Ability::Affinity]), [false; 3]);
+    }
+
+    /// Does a task whose phases end before they have paid for a longer trace get one in a later phase of the kind, once
+    /// for each kind?
+    #[test]
+    fn a_longer_trace_may_come_in_a_later_phase_of_its_kind() {
+        use cachemate_core::test_support::{
+            NullPredictor, capabilities_fixture, last_level_caches, observation_fixture,
+        };
+        use cachemate_core::{
+            CacheLevel, CpuId, Fact, FactSource, Plan, ProbeResult, Profiles, WindowLength,
+        };
+        const SIZE: u64 = 1 << 20;
+        let (topology, capabilities) = (
+            last_level_caches(1, 1, CacheLevel::L3, SIZE),
+            capabilities_fixture(&[Ability::TraceAddresses]),
+        );
+        let limits = ProbeLimits {
+            max_share: 0.01,
+            min_gain: 0.01,
+            locations: 1,
+            trace_entries: 5_000,
+            budget_ns: 1,
+            samples_per_thread: 1,
+            may_pause_services: false,
+        };
+        let (mut planner, mut plan) = (
+            ProbePlanner::default(),
+            Plan::idle(WindowLength::Time { ns: 1 }),
+        );
+        let mut traces: Vec<(u32, u32)> = Vec::new();
+        for window in 0..40 {
+            let phase = window as u32 / 3;
+            let kind = phase % 2;
+            let mut observation = observation_fixture(window, 1);
+            observation.tasks[0].on_cpu_ns = vec![(CpuId(0), 1_000_000_000)];
+            observation.probe_results = plan
+                .probes
+                .iter()
+                .map(|probe| {
+                    traces.push((kind, trace_entries_of(probe).unwrap()));
+                    let evidence = ProbeEvidence::Rows(Vec::new());
+                    ProbeResult {
+                        probe: probe.id,
+                        evidence,
+                        complete: true,
+                        cost_ns: Vec::new(),
+                    }
+                })
+                .collect();
+            let mut profile = Profile {
+                phase_number: phase,
+                ..Profile::default()
+            };
+            profile.phase.kind = Some(Fact::new(kind, FactSource::PhaseDetector, 0));
+            if traces.iter().any(|(traced, _)| *traced == kind) {
+                let unsure = Estimate {
+                    value: 5.0,
+                    low: 0.0,
+                    high: 10.0,
+                };
+                let curve = vec![(SIZE / 2, Estimate::exact(9.0)), (SIZE, unsure)];
+                profile = profile.with_misses(CacheLevel::L3, curve, FactSource::Oracle);
+            }
+            let profiles: Profiles = [(TaskId(0), profile)].into();
+            let view = View {
+                topology: &topology,
+                capabilities: &capabilities,
+                observation: &observation,
+                profiles: &profiles,
+                previous_plan: &plan,
+                predictor: &NullPredictor,
+                verdicts: &(),
+            };
+            let sites = crate::auto::model::sites::cache_sites(&view);
+            let evidence = (&SpeedTracker::default(), &CurveChecks::default());
+            plan.probes = planner.plan_probes(&view, &sites, evidence, &limits, false);
+        }
+        traces.sort_unstable();
+        assert_eq!(traces, [(0, 5_000), (0, 20_000), (1, 5_000), (1, 20_000)]);
+    }
+
+    /// Does a thread with few samples join threads that use the same regions, and does a thread with other regions join
+    /// only the one whose lines it fetches?
+    #[test]
+    fn threads_with_few_samples_join_their_partners() {
+        let maps = [[9u8, 8, 0, 0], [8, 9, 0, 0], [1, 1, 0, 0], [0, 0, 7, 7]];
+        let maps: Vec<ThreadMap<'_>> = maps
+            .iter()
+            .map(|map| ThreadMap {
+                counters: map.as_slice(),
+                previous_cluster: None,
+            })
+            .collect();
+        let completed = |mut clusters: [Option<usize>; 4], fetched_by_last: f64| {
+            let fetch_share = |thread, partner| {
+                if (thread, partner) == (3, 1) {
+                    fetched_by_last
+                } else {
+                    0.0
+                }
+            };
+            complete_clusters(&mut clusters, &maps, fetch_share);
+            clusters
+        };
+        let expected = [Some(0), Some(0), Some(0), None];
+        assert_eq!(completed([Some(0), Some(0), None, None], 0.0), expected);
+        assert_eq!(completed([None; 4], 0.0), expected);
+        let two_of_one = [Some(0), Some(1), Some(1), None];
+        assert_eq!(completed(two_of_one, 0.09), expected, "one cluster");
+        assert_eq!(completed([None; 4], 0.2), [Some(0); 4]);
+    }
+}

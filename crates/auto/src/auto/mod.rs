@@ -1,0 +1,818 @@
+//! The integrated runtime: the operator states the objective, and this policy chooses the mechanisms.
+//!
+//! Problem: sharing clusters, placement, gangs and partitions each help some mixes and hurt others, and they conflict
+//! (thesis 7.3). Method: each window, [`Auto::judge`] learns from the verifier's verdict, [`Auto::observe`] collects
+//! [`evidence`] about the tasks, [`Auto::search`] looks for the plan with the best forecast by a [`model`] of every task,
+//! [`Auto::propose`] leaves it to the verifier ([`crate::verifier`]), which measures it, and [`Auto::plan_probes`] asks
+//! for what is still unknown. One search covers the [`candidates`] of all mechanisms. Between searches, units move
+//! between the partitions in force, and each move has to be measured faster.
+//!
+//! Properties: without evidence, the plan in force stays, initially the idle plan; after the initial profiling, probes
+//! cost no more than a share of processor time ([`evidence::probe_planner`]); the same observations give the same
+//! decisions.
+
+mod candidates;
+mod evidence;
+mod explain;
+mod model;
+mod proposal;
+mod service_confinement;
+
+use cachemate_core::{
+    Ability, ChangeVerdict, Decision, Forecast, Plan, Policy, ProbeRequest, ProposedChange, Reason,
+    SpeedObjective, Verification, VerificationOutcome, View, WindowLength,
+};
+use cachemate_papers::partition::MigrationMode;
+use cachemate_papers::policies::{ParameterError, ParameterRange, parse_parameters};
+use serde::Deserialize;
+
+use self::candidates::{AllowedMechanisms, Mechanism};
+use self::evidence::probe_planner::{ProbeLimits, are_probes_harmless};
+use self::evidence::{MIN_KNOWN_WINDOWS, PATIENCE_WINDOWS, TaskEvidence, phases};
+use self::explain::ReportedForecasts;
+use self::model::decided_plan::DecidedPlan;
+use self::model::layout::SiteLayout;
+use self::model::problem_cache::{
+    ModeledProblem, SEARCH_INTERVAL_WINDOWS, SearchHistory, task_stamp,
+};
+pub use self::model::score::PlanObjective;
+use self::model::sites::cache_sites;
+use self::proposal::{PlanFinder, Proposal};
+use self::service_confinement::ServiceConfinements;
+
+/// A part of the policy, which an ablation leaves out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PolicyPart {
+    /// Models agree with the misses that are counted under the plan in force.
+    Evidence,
+    /// Every phase of a task has a model of its own.
+    Phases,
+    /// Probes measure curves and sharing.
+    Probes,
+}
+
+/// Parameters; see the policy's page.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Parameters {
+    pub window_ns: u64,
+    pub objective: PlanObjective,
+    /// Mechanisms that the search may not use.
+    pub disable: Vec<Mechanism>,
+    /// Parts to leave out.
+    pub ablate: Vec<PolicyPart>,
+    /// Smallest forecast gain of a change, as a share.
+    pub min_gain: f64,
+    /// Share of processor time that probes may cost after the initial profiling.
+    pub probe_share: f64,
+    /// Number of watched locations of each task, on machines that cannot trace misses.
+    pub locations: u32,
+    /// Number of entries of the first log of a task's misses.
+    pub trace_entries: u32,
+    pub probe_budget_ns: u64,
+    pub samples_per_thread: u32,
+    /// May a co-runner of a service with a promise wait for a while, so that the loss that it causes is measured?
+    pub pause_services: bool,
+    pub warmup_windows: u32,
+    /// Largest number of site scores that one decision may compute.
+    pub max_evaluations: u32,
+    /// Time within which a change must earn back the copying of pages.
+    pub payback_ns: u64,
+    pub page_migration: MigrationMode,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Parameters {
+            window_ns: 1_000_000_000,
+            objective: PlanObjective::default(),
+            disable: Vec::new(),
+            ablate: Vec::new(),
+            min_gain: 0.01,
+            probe_share: 0.01,
+            locations: 2_000,
+            trace_entries: 81_920,
+            probe_budget_ns: 1_000_000_000,
+            samples_per_thread: 16_000,
+            pause_services: true,
+            warmup_windows: 1,
+            max_evaluations: 2_000,
+            payback_ns: 60_000_000_000,
+            page_migration: MigrationMode::All,
+        }
+    }
+}
+
+impl Parameters {
+    fn parse(text: &str) -> Result<Self, ParameterError> {
+        let parameters: Parameters = parse_parameters(text)?;
+        ParameterRange::OneOrMore.check([
+            ("window_ns", parameters.window_ns as f64),
+            ("locations", parameters.locations.into()),
+            ("trace_entries", parameters.trace_entries.into()),
+            ("probe_budget_ns", parameters.probe_budget_ns as f64),
+            ("max_evaluations", parameters.max_evaluations.into()),
+        ])?;
+        ParameterRange::PositiveShare.check([
+            ("min_gain", parameters.min_gain),
+            ("probe_share", parameters.probe_share),
+        ])?;
+        Ok(parameters)
+    }
+
+    fn includes(&self, part: PolicyPart) -> bool {
+        !self.ablate.contains(&part)
+    }
+
+    fn allowed_mechanisms(&self, view: &View<'_>) -> AllowedMechanisms {
+        let has_ability = |ability: Ability| view.capabilities.has_ability(ability);
+        AllowedMechanisms::from_filter(|mechanism| {
+            let is_possible = match mechanism {
+                Mechanism::Placement | Mechanism::Sharing => has_ability(Ability::Affinity),
+                Mechanism::Space => has_ability(Ability::Ways) || has_ability(Ability::Colors),
+                Mechanism::Gangs => has_ability(Ability::Gangs),
+            };
+            is_possible && !self.disable.contains(&mechanism)
+        })
+    }
+
+    fn probe_limits(&self) -> ProbeLimits {
+        ProbeLimits {
+            max_share: self.probe_share,
+            min_gain: self.min_gain,
+            locations: self.locations,
+            trace_entries: self.trace_entries,
+            budget_ns: self.probe_budget_ns,
+            samples_per_thread: self.samples_per_thread,
+            may_pause_services: self.pause_services,
+        }
+    }
+}
+
+struct Auto {
+    parameters: Parameters,
+    seed: u64,
+    evidence: TaskEvidence,
+    state: State,
+    /// Forecast of the plan in force; `None` if the last search was for other tasks or phases.
+    forecast: Option<Forecast>,
+    measured_windows: MeasuredWindows,
+    searches: SearchHistory,
+    reported_forecasts: ReportedForecasts,
+    partition_climb: PartitionClimb,
+    confinements: ServiceConfinements,
+}
+
+/// What is being done with the plan.
+enum State {
+    /// The plan in force is kept until a search has a better one.
+    Holding,
+    /// The verifier measures a change.
+    Proposed(Box<UnverifiedChange>),
+}
+
+/// A proposed change that has no verdict yet.
+struct UnverifiedChange {
+    origin: ChangeOrigin,
+    layout_before: SiteLayout,
+    plan_before: DecidedPlan,
+    /// Whether the change stays in force if its measurement is interrupted.
+    stays_unmeasured: bool,
+}
+
+/// Where a change comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum ChangeOrigin {
+    /// A search.
+    Plan,
+    /// A move of units between the partitions in force.
+    Step,
+    /// Partitions that gain if curves err.
+    Exploration,
+}
+
+/// Whether a search may begin in a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum SearchReadiness {
+    /// The verifier is measuring a change.
+    Measuring,
+    /// A task is in another phase than it was at the last search.
+    PhaseChanged,
+    /// Tasks, their speeds or their profiles are not known well enough.
+    Unknown,
+    /// A search has to wait, because a plan has failed.
+    Paused,
+    Ready,
+}
+
+/// Steps and explorations of the partitions in force, with the same tasks and phases.
+#[derive(Default)]
+struct PartitionClimb {
+    /// Layouts that a step has improved.
+    beaten_layouts: Vec<SiteLayout>,
+    /// Number of failures since the last step that was kept, and since the last plan.
+    failed_steps: u32,
+    halvings: u32,
+    kept_explorations: u32,
+    failed_explorations: u32,
+}
+
+/// Number of units that the first step may move. Each failure halves it.
+const FIRST_STEP_UNITS: u32 = 4;
+/// Number of failures in a row that end the climb.
+const MAX_FAILED_STEPS: u32 = 4;
+
+impl PartitionClimb {
+    /// Returns the largest number of units of the next step; `None` if the climb has ended.
+    fn max_step_units(&self) -> Option<u32> {
+        let units = (FIRST_STEP_UNITS >> self.halvings.min(FIRST_STEP_UNITS)).max(1);
+        (self.failed_steps < MAX_FAILED_STEPS).then_some(units)
+    }
+
+    /// Begins at other partitions or in another phase.
+    fn restart(&mut self) {
+        self.beaten_layouts.clear();
+        (self.failed_steps, self.halvings) = (0, 0);
+    }
+
+    /// Returns the probability that the next exploration is kept, by the rule of succession.
+    fn keep_probability(&self) -> f64 {
+        f64::from(self.kept_explorations + 1)
+            / f64::from(self.kept_explorations + self.failed_explorations + 2)
+    }
+
+    fn record(&mut self, change: UnverifiedChange, outcome: VerificationOutcome) {
+        let is_kept = outcome == VerificationOutcome::NotSlower;
+        let is_slower = outcome == VerificationOutcome::Slower;
+        match change.origin {
+            ChangeOrigin::Plan => return,
+            ChangeOrigin::Exploration => {
+                self.kept_explorations += u32::from(is_kept);
+                self.failed_explorations += u32::from(is_slower);
+            }
+            ChangeOrigin::Step => {
+                self.failed_steps = if is_kept {
+                    0
+                } else {
+                    self.failed_steps + u32::from(is_slower)
+                };
+                self.halvings += u32::from(is_slower);
+            }
+        }
+        if is_kept {
+            self.beaten_layouts.push(change.layout_before);
+        }
+    }
+}
+
+impl Policy for Auto {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let merged_profiles = (!self.parameters.includes(PolicyPart::Phases))
+            .then(|| phases::merge_phases(view.profiles));
+        let view = &View {
+            profiles: merged_profiles.as_ref().unwrap_or(view.profiles),
+            ..*view
+        };
+        let mut reasons = Vec::new();
+        let kept_plan = self.judge(view, &mut reasons);
+        let is_counted = self.observe(view, &mut reasons);
+        let proposal = if is_counted {
+            self.search(view, &kept_plan, &mut reasons)
+        } else {
+            None
+        };
+        let (mut plan, verification) = self.propose(view, kept_plan, proposal);
+        if is_counted {
+            plan.probes = self.plan_probes(view);
+        }
+        Decision {
+            plan,
+            reasons,
+            forecast: if is_counted {
+                self.forecast.clone()
+            } else {
+                None
+            },
+            verification,
+        }
+    }
+}
+
+impl Auto {
+    fn new(parameters: Parameters, seed: u64) -> Self {
+        Auto {
+            parameters,
+            seed,
+            evidence: TaskEvidence::default(),
+            state: State::Holding,
+            forecast: None,
+            measured_windows: MeasuredWindows::default(),
+            searches: SearchHistory::default(),
+            reported_forecasts: ReportedForecasts::default(),
+            partition_climb: PartitionClimb::default(),
+            confinements: ServiceConfinements::default(),
+        }
+    }
+
+    fn is_measuring(&self) -> bool {
+        matches!(self.state, State::Proposed(_))
+    }
+
+    fn can_confine(&self, view: &View<'_>) -> bool {
+        let mechanisms = self.parameters.allowed_mechanisms(view);
+        mechanisms.allows(Mechanism::Space)
+    }
+
+    /// Learns from the verifier's verdict, if there is one. Returns the plan to keep: that in force, or the one before
+    /// a change whose measurement was interrupted.
+    fn judge(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> DecidedPlan {
+        let mut restored_plan = None;
+        if let Some(ChangeVerdict {
+            outcome, forecast, ..
+        }) = view.verdicts.latest()
+        {
+            self.forecast.clone_from(forecast);
+            let is_kept = matches!(
+                outcome,
+                VerificationOutcome::NotSlower | VerificationOutcome::NotMeasured
+            );
+            if !is_kept {
+                self.measured_windows.restart(0);
+            }
+            if let State::Proposed(change) = std::mem::replace(&mut self.state, State::Holding) {
+                let is_interrupted = *outcome == VerificationOutcome::Interrupted;
+                if is_interrupted && !change.stays_unmeasured {
+                    restored_plan = Some(change.plan_before.clone());
+                }
+                self.partition_climb.record(*change, *outcome);
+            }
+        }
+        self.confinements.observe_verdict(view);
+
+        let Some(restored_plan) = restored_plan else {
+            return DecidedPlan::from_previous(view.plan_to_keep(), view);
+        };
+        let text =
+            "the plan before is in force again, because the new one was not measured to its end";
+        let tasks = view.live_tasks().map(|sample| sample.task).collect();
+        reasons.push(Reason::new(tasks, text.to_string(), Vec::new()));
+        DecidedPlan::from_previous(&restored_plan.0, view)
+    }
+
+    /// Observes the window. Returns whether events were counted.
+    fn observe(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> bool {
+        self.evidence.curves.observe(view);
+        if self.can_confine(view) && !self.is_measuring() {
+            let pause = self.evidence.probe_planner.reported_pause(view);
+            self.confinements.observe(view, pause, reasons);
+        }
+        let is_counted = view.live_tasks().any(|task| !task.counts.0.is_empty());
+        if !is_counted {
+            return false;
+        }
+        let Some(level) = view.topology.last_level() else {
+            return true;
+        };
+        if self.evidence.observe(view, level) {
+            self.measured_windows.restart(0);
+            self.forecast = None;
+            self.partition_climb = PartitionClimb::default();
+        }
+        self.record_divided_counts(view);
+        if view.observation.applied.pending.is_empty() && are_probes_harmless(view) {
+            self.measured_windows.add();
+        }
+        true
+    }
+
+    /// Records the counts of tasks in partitions, while a change is measured too, and before a verdict ends it.
+    fn record_divided_counts(&mut self, view: &View<'_>) {
+        if view.previous_plan.shares.is_empty() {
+            return;
+        }
+        let Some(ModeledProblem { problem, .. }) = &self.searches.last_results else {
+            return;
+        };
+        let live_tasks = view.live_tasks().map(|sample| sample.task);
+        if live_tasks.eq(problem.task_ids()) {
+            let layout = SiteLayout::from_plan(view.previous_plan, problem);
+            self.evidence.record_counts(view, problem, &layout);
+        }
+    }
+
+    fn search_readiness(&self, view: &View<'_>) -> SearchReadiness {
+        if self.is_measuring() {
+            SearchReadiness::Measuring
+        } else if self.searches.has_phase_changed(view) {
+            SearchReadiness::PhaseChanged
+        } else if !self.is_known(view) {
+            SearchReadiness::Unknown
+        } else if view.verdicts.is_paused(view.observation.window) {
+            SearchReadiness::Paused
+        } else {
+            SearchReadiness::Ready
+        }
+    }
+
+    /// Returns whether enough is known about tasks, speeds and profiles for a search.
+    fn is_known(&self, view: &View<'_>) -> bool {
+        let window = view.observation.window;
+        let unchanged_windows = self.evidence.arrivals.unchanged_windows(window);
+        unchanged_windows >= MIN_KNOWN_WINDOWS
+            && (self.measured_windows.is_enough()
+                || self.searches.awaits_new_phase && phases::are_kinds_known(view))
+            && self.evidence.speeds.are_averages_current()
+            && (!self.parameters.includes(PolicyPart::Probes)
+                || self
+                    .evidence
+                    .probe_planner
+                    .is_survey_complete(view, &self.evidence.curves)
+                || unchanged_windows >= PATIENCE_WINDOWS)
+    }
+
+    /// Searches for a better plan if one is due, and otherwise for a step of the partitions in force.
+    fn search(
+        &mut self,
+        view: &View<'_>,
+        plan: &DecidedPlan,
+        reasons: &mut Vec<Reason>,
+    ) -> Option<(ChangeOrigin, Proposal)> {
+        match self.search_readiness(view) {
+            SearchReadiness::PhaseChanged => self.record_phases(view),
+            SearchReadiness::Ready => {
+                let stamp = task_stamp(view, &self.evidence.curves);
+                if !self.searches.is_outdated(&stamp, view.observation.window) {
+                    return self.search_step(view, plan, reasons);
+                }
+                self.searches.record_start(stamp, view.observation.window);
+                return self.search_plan(view, plan, reasons);
+            }
+            SearchReadiness::Measuring | SearchReadiness::Unknown | SearchReadiness::Paused => {}
+        }
+        None
+    }
+
+    fn record_phases(&mut self, view: &View<'_>) {
+        let window = view.observation.window;
+        self.measured_windows.restart(0);
+        self.forecast = None;
+        self.evidence.arrivals.record_change(window);
+        self.partition_climb.restart();
+        let changed_tasks = self.searches.record_phases(view);
+        self.evidence
+            .phase_changed_at
+            .extend(changed_tasks.into_iter().map(|task| (task, window)));
+    }
+
+    /// Searches for a plan that is better than the one in force, or partitions that may be.
+    fn search_plan(
+        &mut self,
+        view: &View<'_>,
+        plan: &DecidedPlan,
+        reasons: &mut Vec<Reason>,
+    ) -> Option<(ChangeOrigin, Proposal)> {
+        let uses_counts = self.parameters.includes(PolicyPart::Evidence);
+        let input = self
+            .searches
+            .prepare(view, &plan.0, &mut self.evidence, uses_counts)?;
+        let mut reported_forecasts = std::mem::take(&mut self.reported_forecasts);
+        let finder = self.build_finder(view, plan);
+        let proposal = finder.find_plan(&input, &mut reported_forecasts, reasons);
+
+        let mut change = proposal.map(|proposal| (ChangeOrigin::Plan, proposal));
+        let mechanisms = self.parameters.allowed_mechanisms(view);
+        if change.is_none() && finder.has_time_to_confirm && mechanisms.allows(Mechanism::Space) {
+            let keep_probability = self.partition_climb.keep_probability();
+            let exploration = finder.find_exploration(&input, keep_probability);
+            change = exploration.map(|proposal| (ChangeOrigin::Exploration, proposal));
+        }
+        if let Some((ChangeOrigin::Exploration, exploration)) = &change {
+            let text = format!(
+                "partitions that differ from the forecast at most by the errors of curves are measured: {:+.1} % expected",
+                100.0 * exploration.gain
+            );
+            reasons.push(Reason::new(Vec::new(), text, Vec::new()));
+        }
+        let forecast = match &change {
+            Some((_, proposal)) => proposal.forecasts[1].clone(),
+            None => {
+                let layout = SiteLayout::from_plan(&plan.0, &input.problem);
+                finder.forecast(&input.problem, &input.score_cache, &layout)
+            }
+        };
+
+        if change.is_some() {
+            self.partition_climb.restart();
+        }
+        self.forecast = Some(forecast);
+        self.reported_forecasts = reported_forecasts;
+        self.searches.store_results(input);
+        change
+    }
+
+    /// Searches for a move of units between the partitions in force. Curves have errors, so the last step of a partition
+    /// is found by measurement.
+    fn search_step(
+        &self,
+        view: &View<'_>,
+        plan: &DecidedPlan,
+        reasons: &mut Vec<Reason>,
+    ) -> Option<(ChangeOrigin, Proposal)> {
+        if plan.0.shares.is_empty() || !self.has_time_to_confirm(view) {
+            return None;
+        }
+        let ModeledProblem {
+            problem,
+            score_cache,
+            ..
+        } = self.searches.last_results.as_ref()?;
+        let max_units = self.partition_climb.max_step_units()?;
+        let beaten_layouts = &self.partition_climb.beaten_layouts;
+        let finder = self.build_finder(view, plan);
+        let step = finder.find_step(problem, score_cache, beaten_layouts, max_units)?;
+        let text = format!(
+            "units are moved between partitions: {:+.1} % forecast",
+            100.0 * step.gain
+        );
+        reasons.push(Reason::new(Vec::new(), text, Vec::new()));
+        Some((ChangeOrigin::Step, step))
+    }
+
+    fn build_finder<'a, 'v>(
+        &'a self,
+        view: &'a View<'v>,
+        current_plan: &'a DecidedPlan,
+    ) -> PlanFinder<'a, 'v> {
+        PlanFinder {
+            parameters: &self.parameters,
+            seed: self.seed,
+            view,
+            current_plan,
+            evidence: &self.evidence,
+            has_time_to_confirm: self.has_time_to_confirm(view),
+        }
+    }
+
+    /// Returns whether tasks will probably not change before measurements can confirm a change.
+    fn has_time_to_confirm(&self, view: &View<'_>) -> bool {
+        self.evidence
+            .arrivals
+            .has_time_for(SEARCH_INTERVAL_WINDOWS as u32, view.observation.window)
+    }
+
+    /// Returns the plan for the next window: the proposed one if there is one, otherwise the kept one, with the terms
+    /// of its verification.
+    fn propose(
+        &mut self,
+        view: &View<'_>,
+        kept_plan: DecidedPlan,
+        proposal: Option<(ChangeOrigin, Proposal)>,
+    ) -> (Plan, Verification) {
+        let (decided_plan, verification) = match proposal {
+            Some((origin, proposal)) => self.open_change(origin, proposal, kept_plan),
+            None if self.is_measuring() => (kept_plan, Verification::Pending),
+            None => (kept_plan, Verification::BeforeAndAfter),
+        };
+        let mut plan = decided_plan.0;
+        self.confinements
+            .write_into_plan(view, &mut plan, self.is_measuring());
+        let window_ns = self.parameters.window_ns;
+        plan.window = WindowLength::Time {
+            ns: window_ns.max(view.capabilities.min_window_ns),
+        };
+        plan.penalties.clear();
+        (plan, verification)
+    }
+
+    /// Leaves a proposed plan to the verifier.
+    fn open_change(
+        &mut self,
+        origin: ChangeOrigin,
+        proposal: Proposal,
+        plan_before: DecidedPlan,
+    ) -> (DecidedPlan, Verification) {
+        self.state = State::Proposed(Box::new(UnverifiedChange {
+            origin,
+            layout_before: proposal.layout_before,
+            plan_before,
+            stays_unmeasured: proposal.stays_unmeasured,
+        }));
+        self.measured_windows
+            .restart(self.parameters.warmup_windows);
+        self.forecast = Some(proposal.forecasts[1].clone());
+        let objective = match self.parameters.objective {
+            PlanObjective::WorstSlowdown => SpeedObjective::Slowest,
+            _ => SpeedObjective::Sum,
+        };
+        let terms = ProposedChange {
+            method: proposal.method,
+            forecasts: proposal.forecasts,
+            forecast_gain: proposal.gain,
+            min_gain: self.parameters.min_gain,
+            objective,
+            speeds: proposal.speeds,
+            goal_processes: proposal.goal_processes,
+        };
+        (proposal.new_plan, Verification::Proposed(Box::new(terms)))
+    }
+
+    /// Returns the probes of the next window: none while a change is measured.
+    fn plan_probes(&mut self, view: &View<'_>) -> Vec<ProbeRequest> {
+        if self.is_measuring() || !self.parameters.includes(PolicyPart::Probes) {
+            return Vec::new();
+        }
+        let mut limits = self.parameters.probe_limits();
+        limits.may_pause_services &= !self.can_confine(view) || self.confinements.has_speeds();
+        let mechanisms = self.parameters.allowed_mechanisms(view);
+        let TaskEvidence {
+            probe_planner,
+            speeds,
+            curves,
+            ..
+        } = &mut self.evidence;
+        let sites = cache_sites(view);
+        let samples_sharing = mechanisms.allows(Mechanism::Sharing);
+        probe_planner.plan_probes(view, &sites, (speeds, curves), &limits, samples_sharing)
+    }
+}
+
+/// Number of undisturbed windows under the plan in force, with the same tasks and phases.
+#[derive(Clone, Copy, Default)]
+struct MeasuredWindows {
+    windows: u32,
+    settling_windows: u32,
+}
+
+/// Smallest number of windows that determines speeds under the plan in force.
+const MIN_MEASURED_WINDOWS: u32 = 4;
+
+impl MeasuredWindows {
+    /// Starts again, because the plan, the tasks or a phase changes now. The first `settling_windows` windows do not
+    /// count.
+    fn restart(&mut self, settling_windows: u32) {
+        *self = MeasuredWindows {
+            windows: 0,
+            settling_windows,
+        };
+    }
+
+    /// Adds an undisturbed window.
+    fn add(&mut self) {
+        if self.settling_windows > 0 {
+            self.settling_windows -= 1;
+        } else {
+            self.windows = self.windows.saturating_add(1);
+        }
+    }
+
+    /// Returns whether there are enough windows.
+    fn is_enough(self) -> bool {
+        self.windows >= MIN_MEASURED_WINDOWS
+    }
+}
+
+/// Builds the policy for the registry.
+pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
+    Ok(Box::new(Auto::new(Parameters::parse(parameters)?, seed)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::test_support::{
+        NullPredictor, capabilities_fixture, last_level_caches, observation_fixture,
+    };
+    use cachemate_core::{
+        CacheId, CacheLevel, CacheShare, CounterEvent, CpuId, EventCount, EventCounts, GroupId,
+        IndexSet, ProcessId, Profile, Profiles, ShareMember, TaskId, Units, Verdicts,
+    };
+
+    /// Two partitioned tasks, the first of them in its second phase: returns the decision if this plan is in force.
+    fn decide_window(
+        policy: &mut Auto,
+        window: u64,
+        previous_plan: &Plan,
+        verdicts: &dyn Verdicts,
+    ) -> Decision {
+        let (topology, can) = (
+            last_level_caches(1, 2, CacheLevel::L3, 1 << 20),
+            capabilities_fixture(&[Ability::Ways]),
+        );
+        let mut observation = observation_fixture(window, 2);
+        let reading = |event| EventCount {
+            event,
+            count: 1_000_000,
+            enabled_share: 1.0,
+        };
+        for task in &mut observation.tasks {
+            task.counts = EventCounts(
+                [CounterEvent::Instructions, CounterEvent::Cycles]
+                    .map(reading)
+                    .to_vec(),
+            );
+            task.on_cpu_ns = vec![(CpuId(task.task.0), 1_000_000_000)];
+        }
+        let profile = |id: u32| Profile {
+            phase_number: 1 - id,
+            ..Profile::default()
+        };
+        let profiles: Profiles = (0..2).map(|id| (TaskId(id), profile(id))).collect();
+        let (topology, capabilities, observation, profiles) =
+            (&topology, &can, &observation, &profiles);
+        let view = View {
+            topology,
+            capabilities,
+            observation,
+            profiles,
+            previous_plan,
+            predictor: &NullPredictor,
+            verdicts,
+        };
+        policy.decide(&view)
+    }
+
+    /// Returns a plan that gives these processes a share each.
+    fn divided_plan(processes: &[u32]) -> Plan {
+        let share = |&id: &u32| CacheShare {
+            group: GroupId(id),
+            cache: CacheId(0),
+            members: vec![ShareMember::Process(ProcessId(id))],
+            units: Units::Ways {
+                mask: IndexSet::default(),
+            },
+        };
+        Plan {
+            shares: processes.iter().map(share).collect(),
+            ..Plan::idle(WindowLength::Time { ns: 1 })
+        }
+    }
+
+    /// Does a plan with partitions stay in force after a change of phase, until a search has another one?
+    #[test]
+    fn partitions_outlast_a_change_of_phase() {
+        let plan = divided_plan(&[0, 1]);
+        let mut policy = Auto::new(Parameters::default(), 1);
+        policy
+            .searches
+            .record_start(vec![(TaskId(0), 0, true), (TaskId(1), 0, true)], 1);
+        assert_eq!(
+            decide_window(&mut policy, 2, &plan, &()).plan.shares,
+            plan.shares
+        );
+        assert_eq!(
+            policy.evidence.phase_changed_at,
+            [(TaskId(0), 2)].into(),
+            "the search waits for its new curve"
+        );
+    }
+
+    /// The verdict on a change that was not measured to its end.
+    struct InterruptedVerdict(ChangeVerdict);
+
+    impl Verdicts for InterruptedVerdict {
+        fn latest(&self) -> Option<&ChangeVerdict> {
+            Some(&self.0)
+        }
+    }
+
+    /// If a measurement is interrupted, does the plan of a search stay in force, while the plan before replaces a step?
+    #[test]
+    fn a_step_that_is_not_measured_ends() {
+        let (before, after) = (divided_plan(&[0]), divided_plan(&[0, 1]));
+        let verdict = InterruptedVerdict(ChangeVerdict {
+            outcome: VerificationOutcome::Interrupted,
+            plan: after.clone(),
+            forecast: None,
+            forecast_gain: Some(0.02),
+            measured: None,
+        });
+        for (stays_unmeasured, expected) in [(true, &after), (false, &before)] {
+            let mut policy = Auto::new(Parameters::default(), 1);
+            policy.state = State::Proposed(Box::new(UnverifiedChange {
+                origin: ChangeOrigin::Step,
+                layout_before: SiteLayout::default(),
+                plan_before: DecidedPlan(before.clone()),
+                stays_unmeasured,
+            }));
+            assert_eq!(
+                decide_window(&mut policy, 2, &after, &verdict).plan.shares,
+                expected.shares
+            );
+            assert!(!policy.is_measuring());
+        }
+    }
+
+    /// Are speeds known after enough undisturbed windows, not counting those in which the machine settles?
+    #[test]
+    fn settling_windows_do_not_count() {
+        let mut measured = MeasuredWindows::default();
+        measured.restart(2);
+        let mut reports = Vec::new();
+        for _ in 0..7 {
+            measured.add();
+            reports.push(measured.is_enough());
+        }
+        assert_eq!(reports, [false, false, false, false, false, true, true]);
+    }
+}

@@ -1,0 +1,406 @@
+//! One search for a better plan: the candidates, the best of them by the forecast, and whether to propose it.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+use cachemate_core::{
+    Forecast, PartitionSupport, Plan, ProcessId, Reason, ShareMember, SplitMix64, Units,
+    VerificationMethod, View,
+};
+use cachemate_papers::partition::units::pages_to_move;
+
+use super::Parameters;
+use super::candidates::{CandidatePlan, Mechanism, PlanComparator, PlanSearch, unit_steps};
+use super::evidence::TaskEvidence;
+use super::explain::{MechanismGain, ReportedForecasts, SearchReport};
+use super::model::decided_plan::DecidedPlan;
+use super::model::forecast::forecast;
+use super::model::layout::SiteLayout;
+use super::model::problem::PlanningProblem;
+use super::model::problem_cache::SearchInput;
+use super::model::score::{LayoutScore, PlanObjective, forecast_speeds, score};
+use super::model::score_cache::ScoreCache;
+use super::model::unmet_goals;
+
+/// Divisor of the number of site scores that a decision may compute, if only newcomers are placed or curves explored.
+const BRIEF_SEARCH_DIVISOR: u32 = 5;
+/// Largest forecast loss of a step, because the forecast errs by more than one unit changes.
+const MAX_STEP_LOSS: f64 = 0.02;
+
+/// A plan to be proposed.
+pub struct Proposal {
+    /// The method by which the change is to be measured.
+    pub method: VerificationMethod,
+    pub new_plan: DecidedPlan,
+    /// Processes in the objective, with their weighted speeds under the plan in force, as forecast.
+    pub speeds: Vec<(ProcessId, f64)>,
+    /// Processes whose goals are the reason for the change.
+    pub goal_processes: Vec<ProcessId>,
+    /// Forecast gain, as a share.
+    pub gain: f64,
+    /// Forecasts of the plan in force and of the new plan.
+    pub forecasts: [Forecast; 2],
+    pub layout_before: SiteLayout,
+    /// Whether the change stays in force if its measurement is interrupted.
+    pub stays_unmeasured: bool,
+}
+
+/// The inputs of a search besides the problem.
+pub struct PlanFinder<'a, 'v> {
+    pub parameters: &'a Parameters,
+    pub seed: u64,
+    pub view: &'a View<'v>,
+    pub current_plan: &'a DecidedPlan,
+    pub evidence: &'a TaskEvidence,
+    pub has_time_to_confirm: bool,
+}
+
+impl PlanFinder<'_, '_> {
+    /// Forecasts the tasks under a layout.
+    pub fn forecast(
+        &self,
+        problem: &PlanningProblem,
+        score_cache: &ScoreCache,
+        layout: &SiteLayout,
+    ) -> Forecast {
+        let speeds = &self.evidence.speeds;
+        forecast(problem, layout, score_cache, |task| {
+            speeds.observed_speed(task)?.references_per_instr
+        })
+    }
+
+    /// Returns the best plan, if it gains enough or repairs a goal.
+    pub fn find_plan(
+        &self,
+        input: &SearchInput,
+        reported_forecasts: &mut ReportedForecasts,
+        reasons: &mut Vec<Reason>,
+    ) -> Option<Proposal> {
+        let (problem, score_cache) = (&input.problem, &input.score_cache);
+        let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
+        let current_score = score(problem, &current_layout, score_cache);
+        let (mut candidates, judge) = self.find_candidates(input, &current_layout);
+        let default_layout = candidates[0].layout.clone();
+        candidates.retain(|candidate| {
+            candidate.layout == current_layout || self.is_allowed(&candidate.layout, problem)
+        });
+        let best = self.best_candidate(&candidates, &judge, problem)?;
+        unmet_goals::explain_unmet(problem, &default_layout, &best.layout, score_cache, reasons);
+
+        let gain = relative_gain(judge.objective, current_score, best.score);
+        let is_in_force = best.layout == current_layout
+            || self
+                .build_plan(problem, &best.layout)
+                .matches(&self.current_plan.0);
+        let repairs_goal =
+            unmet_goals::is_improvement(current_score.unmet_goals, best.score.unmet_goals);
+        let report = SearchReport {
+            problem,
+            score_cache,
+            candidates: &candidates,
+            best_candidate: best,
+            current_layout: &current_layout,
+            judge,
+            gain,
+            newcomers: input.newcomers.as_deref(),
+            mechanism_gains: &mechanism_gains(&judge, current_score, &candidates),
+        };
+        let probe_planner = &self.evidence.probe_planner;
+        if is_in_force || !(repairs_goal || gain >= self.parameters.min_gain) {
+            report.explain_unchanged(probe_planner, reported_forecasts, reasons);
+            return None;
+        }
+
+        let mut proposal =
+            self.build_proposal((problem, score_cache), &current_layout, &best.layout, gain);
+        if repairs_goal {
+            let (before, after) = (&current_layout, &best.layout);
+            proposal.goal_processes =
+                unmet_goals::improved_processes(problem, before, after, score_cache);
+        }
+        if repairs_goal || !self.has_time_to_confirm {
+            proposal.method = VerificationMethod::Monitoring;
+        }
+        proposal.stays_unmeasured = true;
+        report.explain_change(proposal.method, probe_planner, reported_forecasts, reasons);
+        Some(proposal)
+    }
+
+    /// Builds the proposal of a confirmation of this layout.
+    fn build_proposal(
+        &self,
+        (problem, score_cache): (&PlanningProblem, &ScoreCache),
+        current_layout: &SiteLayout,
+        layout: &SiteLayout,
+        gain: f64,
+    ) -> Proposal {
+        let objective = self.parameters.objective;
+        Proposal {
+            method: VerificationMethod::Confirmation,
+            new_plan: self.build_plan(problem, layout),
+            speeds: weighted_speeds(problem, score_cache, current_layout, objective),
+            goal_processes: Vec::new(),
+            gain,
+            forecasts: [current_layout, layout]
+                .map(|layout| self.forecast(problem, score_cache, layout)),
+            layout_before: current_layout.clone(),
+            stays_unmeasured: false,
+        }
+    }
+
+    /// Returns the partitions that gain most if all curves lie as low as their errors allow; `None` if they gain too little
+    /// in the mean. `keep_probability` is the probability of such curves.
+    pub fn find_exploration(&self, input: &SearchInput, keep_probability: f64) -> Option<Proposal> {
+        let (problem, score_cache) = (&input.problem, &input.score_cache);
+        let optimistic = input.optimistic.as_deref()?;
+        let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
+        let optimistic_cache = ScoreCache::default();
+        let max_scores = self.parameters.max_evaluations / BRIEF_SEARCH_DIVISOR;
+        let mut search = self.plan_search(optimistic, &optimistic_cache, max_scores);
+        search.set_min_speed(&self.evidence.default_sites, Some(&current_layout));
+        let objective = search.judge.objective;
+        let layout = search.with_best_partitions(&current_layout);
+
+        let [current_score, new_score] =
+            [&current_layout, &layout].map(|layout| score(problem, layout, score_cache));
+        let is_possible = layout.partitions != current_layout.partitions
+            && self.is_allowed(&layout, problem)
+            && new_score.unmet_goals <= current_score.unmet_goals;
+        if !is_possible {
+            return None;
+        }
+        let [optimistic_current, optimistic_new] =
+            [&current_layout, &layout].map(|layout| score(optimistic, layout, &optimistic_cache));
+        let gain = keep_probability * relative_gain(objective, optimistic_current, optimistic_new)
+            + (1.0 - keep_probability) * relative_gain(objective, current_score, new_score);
+        if gain < self.parameters.min_gain {
+            return None;
+        }
+        Some(self.build_proposal((problem, score_cache), &current_layout, &layout, gain))
+    }
+
+    /// Returns the best move of up to `max_units` units between two partitions by the forecast. `None` if every step is beaten or on
+    /// cooldown, or the forecast loses too much.
+    pub fn find_step(
+        &self,
+        problem: &PlanningProblem,
+        score_cache: &ScoreCache,
+        beaten_layouts: &[SiteLayout],
+        max_units: u32,
+    ) -> Option<Proposal> {
+        let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
+        let mut search = self.plan_search(problem, score_cache, self.parameters.max_evaluations);
+        search.set_min_speed(&self.evidence.default_sites, Some(&current_layout));
+        let judge = search.judge;
+        let current_score = score(problem, &current_layout, score_cache);
+
+        let mut steps: Vec<(LayoutScore, SiteLayout)> = Vec::new();
+        for layout in unit_steps(problem, &current_layout, max_units) {
+            let is_beaten = |beaten: &SiteLayout| beaten.partitions == layout.partitions;
+            if beaten_layouts.iter().any(is_beaten) {
+                continue;
+            }
+            let step_score = score(problem, &layout, score_cache);
+            if step_score.unmet_goals <= current_score.unmet_goals {
+                steps.push((step_score, layout));
+            }
+        }
+        steps.sort_by(|a, b| judge.score_key(b.0).total_cmp(&judge.score_key(a.0)));
+        let (step_score, layout) = steps
+            .into_iter()
+            .find(|(_, layout)| self.is_allowed(layout, problem))?;
+
+        let gain = relative_gain(judge.objective, current_score, step_score);
+        if gain < -MAX_STEP_LOSS {
+            return None;
+        }
+        Some(self.build_proposal((problem, score_cache), &current_layout, &layout, gain))
+    }
+
+    fn plan_search<'s>(
+        &self,
+        problem: &'s PlanningProblem,
+        score_cache: &'s ScoreCache,
+        max_scores: u32,
+    ) -> PlanSearch<'s> {
+        PlanSearch {
+            problem,
+            score_cache,
+            allowed_mechanisms: self.parameters.allowed_mechanisms(self.view),
+            judge: PlanComparator {
+                objective: self.parameters.objective,
+                min_speed: 0.0,
+            },
+            remaining_scores: Cell::new(max_scores as usize),
+            generator: SplitMix64::new(self.seed ^ 0xa070),
+        }
+    }
+
+    /// Returns all candidates, and their comparator.
+    fn find_candidates(
+        &self,
+        input: &SearchInput,
+        current_layout: &SiteLayout,
+    ) -> (Vec<CandidatePlan>, PlanComparator) {
+        let max_scores = self.parameters.max_evaluations
+            / if input.newcomers.is_some() {
+                BRIEF_SEARCH_DIVISOR
+            } else {
+                1
+            };
+        let mut search = self.plan_search(&input.problem, &input.score_cache, max_scores);
+        let candidates = match &input.newcomers {
+            Some(newcomers) => search.build_newcomer_candidates(
+                &self.evidence.default_sites,
+                current_layout,
+                newcomers,
+            ),
+            None => {
+                search.find_candidates(&self.evidence.default_sites, Some(current_layout.clone()))
+            }
+        };
+        (candidates, search.judge)
+    }
+
+    /// Returns the candidate with the best score after the cost of copying pages; the first of equal ones.
+    fn best_candidate<'c>(
+        &self,
+        candidates: &'c [CandidatePlan],
+        judge: &PlanComparator,
+        problem: &PlanningProblem,
+    ) -> Option<&'c CandidatePlan> {
+        let copying_cost = |candidate: &CandidatePlan| {
+            self.page_copying_ns(problem, &candidate.layout) / self.parameters.payback_ns as f64
+        };
+        let keyed_candidates = candidates.iter().map(|candidate| {
+            (
+                judge.score_key(candidate.score) - copying_cost(candidate),
+                candidate,
+            )
+        });
+        keyed_candidates
+            .reduce(|a, b| if b.0 > a.0 { b } else { a })
+            .map(|(_, best)| best)
+    }
+
+    fn build_plan(&self, problem: &PlanningProblem, layout: &SiteLayout) -> DecidedPlan {
+        let mut plan = Plan::idle(self.view.previous_plan.window);
+        layout.write_into_plan(
+            problem,
+            self.view.previous_plan,
+            self.parameters.page_migration.into(),
+            &mut plan,
+        );
+        DecidedPlan(plan)
+    }
+
+    /// Excludes failed plans, and layouts that no plan can express, because their forecast would describe another plan.
+    fn is_allowed(&self, layout: &SiteLayout, problem: &PlanningProblem) -> bool {
+        if layout.is_undivided() && !self.view.verdicts.has_failed_plans() {
+            return true;
+        }
+        let plan = self.build_plan(problem, layout);
+        layout.is_expressed_by(&plan.0, problem)
+            && !self
+                .view
+                .verdicts
+                .excludes(&plan.0, &self.current_plan.0, self.view)
+    }
+
+    /// Returns the processor time of copying pages to other colors.
+    fn page_copying_ns(&self, problem: &PlanningProblem, layout: &SiteLayout) -> f64 {
+        if layout.partitions.iter().all(Vec::is_empty) {
+            return 0.0;
+        }
+        let plan = self.build_plan(problem, layout).0;
+        let mut copying_ns = 0.0;
+        for share in &plan.shares {
+            let Units::Colors { allowed, .. } = &share.units else {
+                continue;
+            };
+            let site = problem.sites.iter().find(|site| site.cache == share.cache);
+            let Some(PartitionSupport::Colors {
+                page_migration_ns: move_page_ns,
+                ..
+            }) = site.and_then(|site| site.partition_units)
+            else {
+                continue;
+            };
+            let members = self.view.live_tasks().filter(|sample| {
+                share
+                    .members
+                    .contains(&ShareMember::Process(sample.process))
+            });
+            let pages = members
+                .filter_map(|seen| seen.pages_per_color.as_deref())
+                .next();
+            copying_ns += pages.map_or(0.0, |pages| {
+                pages_to_move(pages, allowed) as f64 * move_page_ns
+            });
+        }
+        copying_ns
+    }
+}
+
+/// Returns the processes in the objective, with their speeds relative to solo under a layout, weighted as by the
+/// objective.
+fn weighted_speeds(
+    problem: &PlanningProblem,
+    score_cache: &ScoreCache,
+    layout: &SiteLayout,
+    objective: PlanObjective,
+) -> Vec<(ProcessId, f64)> {
+    // The priority of each process, and the sum of its threads' speeds.
+    let mut process_speeds: BTreeMap<ProcessId, (f64, f64)> = BTreeMap::new();
+    for (problem_task, speed) in
+        problem
+            .tasks
+            .iter()
+            .zip(forecast_speeds(problem, layout, score_cache))
+    {
+        let (Some(program), Some(speed)) = (&problem_task.program, speed) else {
+            continue;
+        };
+        let priority = if objective == PlanObjective::WorstSlowdown {
+            1.0
+        } else {
+            program.goal.priority.max(0.0)
+        };
+        process_speeds
+            .entry(problem_task.process)
+            .or_insert((priority, 0.0))
+            .1 += speed.relative_speed;
+    }
+    process_speeds
+        .into_iter()
+        .map(|(process, (priority, speed_sum))| (process, priority * speed_sum))
+        .collect()
+}
+
+/// Returns the gain of one score over another by the objective, as a share.
+fn relative_gain(objective: PlanObjective, current: LayoutScore, new: LayoutScore) -> f64 {
+    new.objective_value(objective) / current.objective_value(objective).max(1e-9) - 1.0
+}
+
+/// Returns the best plan of every single mechanism.
+fn mechanism_gains(
+    judge: &PlanComparator,
+    current_score: LayoutScore,
+    candidates: &[CandidatePlan],
+) -> Vec<MechanismGain> {
+    let best_of_mechanism = |mechanism: Mechanism| {
+        let mechanism_candidates = candidates
+            .iter()
+            .filter(|candidate| candidate.mechanism == Some(mechanism));
+        let key = |candidate: &CandidatePlan| judge.score_key(candidate.score);
+        let best = mechanism_candidates.reduce(|a, b| if key(b) > key(a) { b } else { a })?;
+        Some(MechanismGain {
+            mechanism,
+            gain: relative_gain(judge.objective, current_score, best.score),
+        })
+    };
+    Mechanism::ALL
+        .into_iter()
+        .filter_map(best_of_mechanism)
+        .collect()
+}

@@ -1,0 +1,476 @@
+//! The verifier: the only judge of a change of plans, by measured speeds.
+//!
+//! Problem: forecasts err, evidence becomes outdated, and programs misreport; but a decision that made programs slower
+//! must not persist. Method: the speed of every process is recorded in each window: reported work, otherwise
+//! instructions, otherwise an event that is a proxy for work ([`cachemate_papers::work_metric`]). A policy chooses how a plan is
+//! verified:
+//!
+//! - A plan that it *proposes for monitoring* is applied. The windows before the change are the reference. The windows
+//!   after it, once the machine has settled, are compared with the reference process by process ([`comparison`]), by
+//!   the policy's terms.
+//! - A plan that it *proposes for confirmation* is monitored too, but kept only if it is measured faster.
+//! - A plan that it *only decides* is applied. If the guard is on, the plan is compared in the same way by the guard's
+//!   terms ([`verdict`]), which protect programs from every policy and apply to proposed changes too.
+//!
+//! [`judge`] decides whether the state is worse; [`history`] chooses the windows to compare if changes follow each
+//! other closely or tasks arrive and exit. A worse plan is rolled back: the reference plan is in force again for the
+//! live tasks, and tasks that it does not pin return to their earlier caches ([`home_restore`]). The failed plan is on
+//! cooldown, longer each time, and so are its mirror images on like caches ([`cooldown`]). Policies get every verdict,
+//! and the plans on cooldown, from [`View::verdicts`].
+//!
+//! Properties: pure. Windows in which probes stop or slow programs do not count. Without speeds nothing is judged, and
+//! so nothing is rolled back. About one in a hundred changes without effect is rolled back by chance. Windows of
+//! different phases are never compared. Arrivals and exits neither end nor hide a comparison of the remaining tasks; a
+//! newcomer is compared once it has a reference of its own. If configured to wait, the guard allows no change before
+//! there is a reference, unless no speed can be measured. Probes and the window length are the policy's and are passed
+//! on unchanged.
+
+mod comparison;
+mod cooldown;
+mod explain;
+mod history;
+mod home_restore;
+mod judge;
+mod like_windows;
+pub(crate) mod live_tasks;
+pub(crate) mod noise;
+pub(crate) mod speeds;
+pub(crate) mod symmetry;
+#[cfg(test)]
+mod tests;
+mod verdict;
+
+use cachemate_core::{
+    ChangeVerdict, Decision, GuardConfig, MeasuredLogRatio, Plan, Policy, ProposedChange, Reason,
+    TaskId, Verdicts, Verification, VerificationOutcome, View,
+};
+
+use cooldown::PlanCooldown;
+use history::{History, PlanRecord};
+use home_restore::HomeRestorer;
+use judge::{Judge, Judgement, Regression};
+use live_tasks::{LiveTasks, is_only_released, is_only_resized, is_same_placement, set_placement};
+pub use noise::student_bound;
+
+/// A policy, and the verifier of its decisions.
+pub struct Verifier<P> {
+    policy: P,
+    /// Configuration of the guard; `None` if programs are not protected from the policy.
+    guard: Option<GuardConfig>,
+    history: Option<History>,
+    /// The proposed change that has no verdict yet.
+    open_change: Option<OpenChange>,
+    verdicts: PlanVerdicts,
+    home_restorer: Option<HomeRestorer>,
+}
+
+/// A proposed change that is being measured.
+struct OpenChange {
+    change: Box<ProposedChange>,
+    new_plan: Plan,
+    phases: TaskPhases,
+}
+
+/// Cooldown of a plan that broke a goal, in multiples of that of other plans. With the default configuration, a retry
+/// takes 6 windows after 1,200, so goals are met in more than 99 % of the time.
+const GOAL_COOLDOWN_FACTOR: u64 = 20;
+
+/// The live tasks and their phases.
+type TaskPhases = Vec<(TaskId, u32)>;
+
+impl OpenChange {
+    fn kept_verdict(
+        &self,
+        outcome: VerificationOutcome,
+        measured: Option<MeasuredLogRatio>,
+    ) -> ChangeVerdict {
+        ChangeVerdict {
+            outcome,
+            plan: self.new_plan.clone(),
+            forecast: Some(self.change.forecasts[1].clone())
+                .filter(|_| outcome != VerificationOutcome::Interrupted),
+            forecast_gain: Some(self.change.forecast_gain),
+            measured,
+        }
+    }
+
+    /// Describes the change of tasks or phases since the proposal.
+    fn interruption_cause(&self, view: &View<'_>) -> Option<&'static str> {
+        let current_phases = task_phases(view);
+        if current_phases == self.phases {
+            return None;
+        }
+        let tasks_of =
+            |phases: &TaskPhases| phases.iter().map(|(task, _)| *task).collect::<Vec<_>>();
+        Some(if tasks_of(&current_phases) == tasks_of(&self.phases) {
+            "a phase has changed"
+        } else {
+            "tasks arrived or exited"
+        })
+    }
+}
+
+fn task_phases(view: &View<'_>) -> TaskPhases {
+    let phase_of = |task: TaskId| {
+        view.profiles
+            .get(&task)
+            .map_or(0, |profile| profile.phase_number)
+    };
+    view.live_tasks()
+        .map(|task| (task.task, phase_of(task.task)))
+        .collect()
+}
+
+/// The verdicts and cooldowns that policies can query.
+#[derive(Default)]
+struct PlanVerdicts {
+    latest: Option<ChangeVerdict>,
+    cooldown: PlanCooldown,
+}
+
+impl Verdicts for PlanVerdicts {
+    fn latest(&self) -> Option<&ChangeVerdict> {
+        self.latest.as_ref()
+    }
+
+    fn has_failed_plans(&self) -> bool {
+        !self.cooldown.is_empty()
+    }
+
+    fn excludes(&self, plan: &Plan, replacement: &Plan, view: &View<'_>) -> bool {
+        let live_tasks = LiveTasks::from_samples(&view.observation.tasks);
+        self.cooldown
+            .exclusion_end(
+                plan,
+                replacement,
+                &live_tasks,
+                view.topology,
+                view.observation.window,
+            )
+            .is_some()
+    }
+
+    fn is_paused(&self, window: u64) -> bool {
+        self.cooldown.is_paused(window)
+    }
+}
+
+impl<P: Policy> Verifier<P> {
+    /// Builds a verifier without memory. Without the guard (`None`), only proposed changes are judged.
+    pub fn new(policy: P, guard: impl Into<Option<GuardConfig>>) -> Self {
+        let guard = guard.into().map(|config| GuardConfig {
+            trial_windows: config.trial_windows.max(2),
+            ..config
+        });
+        Verifier {
+            policy,
+            guard,
+            history: None,
+            open_change: None,
+            verdicts: PlanVerdicts::default(),
+            home_restorer: None,
+        }
+    }
+
+    /// Replaces the policy from the next window on; earlier failures do not apply to the new one.
+    pub fn replace_policy(&mut self, policy: P, guard: Option<GuardConfig>) {
+        *self = Verifier::new(policy, guard);
+    }
+}
+
+impl<P: Policy> Policy for Verifier<P> {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let restorer = self.home_restorer.take();
+        // Temporary pins are not part of a policy's plan.
+        let plan_without_pins = restorer
+            .as_ref()
+            .map(|restorer| restorer.plan_without_homes(view.previous_plan));
+        let view = View {
+            previous_plan: plan_without_pins.as_ref().unwrap_or(view.previous_plan),
+            ..*view
+        };
+        let mut reasons = Vec::new();
+        let is_rolled_back = self.judge_window(&view, &mut reasons);
+        let decision = self.policy.decide(&View {
+            verdicts: &self.verdicts,
+            ..view
+        });
+        self.verdicts.latest = None;
+        let mut decision = self.finalize_decision(decision, &view, is_rolled_back);
+        decision.reasons.splice(0..0, reasons);
+        let restorer = self.home_restorer.take().or(restorer);
+        if let Some(restorer) =
+            restorer.filter(|restorer| restorer.is_active(view.observation.window))
+        {
+            restorer.pin_tasks(&mut decision.plan, &view);
+            decision.forecast = None;
+            self.home_restorer = Some(restorer);
+        } else if plan_without_pins.is_some() {
+            decision.reasons.push(explain::explain_unpinning(&view));
+        }
+        decision
+    }
+}
+
+impl<P> Verifier<P> {
+    fn config(&self) -> GuardConfig {
+        self.guard.unwrap_or_default()
+    }
+
+    /// Observes a window, and reaches verdicts. Returns whether the guard's comparison rolled the plan in force back.
+    fn judge_window(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> bool {
+        let config = self.config();
+        let history = self.history.get_or_insert_with(|| History::new(view));
+        let is_measured = history.observe(view, config.trial_windows as usize);
+        // The policy may restore the plan before, so an interrupted change is no reference for later ones yet.
+        if is_measured && self.end_interrupted_change(view, reasons) {
+            return false;
+        }
+        let monitored_change = self.open_change.as_ref().map(|open| open.change.as_ref());
+        let judge = Judge {
+            config,
+            is_guarded: self.guard.is_some(),
+            monitored_change,
+        };
+        let Some(history) = &mut self.history else {
+            return false;
+        };
+        match judge.judge(history, view) {
+            Judgement::Undecided => {}
+            Judgement::NotMeasured => self.accept_monitored_change(None, view, reasons),
+            Judgement::Kept(measured) => {
+                self.verdicts.cooldown.record_success();
+                self.accept_monitored_change(measured, view, reasons);
+            }
+            Judgement::Worse(regression) => {
+                self.roll_back(&regression, view, reasons);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Ends the open change if tasks or phases have changed. Returns whether it did.
+    fn end_interrupted_change(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> bool {
+        let Some((change, cause)) = self
+            .open_change
+            .as_ref()
+            .and_then(|change| Some((change, change.interruption_cause(view)?)))
+        else {
+            return false;
+        };
+        reasons.push(explain::explain_interruption(cause, view));
+        self.verdicts.latest = Some(change.kept_verdict(VerificationOutcome::Interrupted, None));
+        self.open_change = None;
+        true
+    }
+
+    /// Keeps the state in force, and with it the monitored change.
+    fn accept_monitored_change(
+        &mut self,
+        measured: Option<MeasuredLogRatio>,
+        view: &View<'_>,
+        reasons: &mut Vec<Reason>,
+    ) {
+        let Some(open_change) = self.open_change.take() else {
+            return;
+        };
+        let outcome = if measured.is_some() {
+            VerificationOutcome::NotSlower
+        } else {
+            VerificationOutcome::NotMeasured
+        };
+        let verdict = open_change.kept_verdict(outcome, measured);
+        reasons.extend(explain::explain_verdict(
+            &verdict,
+            open_change.change.method,
+            view,
+        ));
+        self.verdicts.latest = Some(verdict);
+    }
+
+    /// Puts a plan on cooldown for this many times the configured windows, and pauses the policy. Returns the number of
+    /// windows of the cooldown.
+    fn record_failure(
+        &mut self,
+        plan: &Plan,
+        live_tasks: &LiveTasks,
+        cooldown_factor: u64,
+        view: &View<'_>,
+    ) -> u64 {
+        let (window, windows) = (
+            view.observation.window,
+            self.config().cooldown_windows.into(),
+        );
+        let cooldown = &mut self.verdicts.cooldown;
+        let cooldown_windows = cooldown.record_failure(
+            plan,
+            live_tasks,
+            view.topology,
+            window,
+            cooldown_factor * windows,
+        );
+        let reference = self.history.as_ref().map(|history| &history.reference.plan);
+        let is_minor_change = |reference: &Plan| {
+            is_only_released(reference, plan, live_tasks)
+                || is_only_resized(reference, plan, live_tasks)
+        };
+        if !reference.is_some_and(is_minor_change) {
+            self.verdicts.cooldown.pause(window, windows);
+        }
+        cooldown_windows
+    }
+
+    /// Rolls back to the reference: puts the failed plan on cooldown, and records the verdict.
+    fn roll_back(&mut self, regression: &Regression, view: &View<'_>, reasons: &mut Vec<Reason>) {
+        let deciding_tasks = self
+            .history
+            .as_ref()
+            .map(|history| history.deciding_tasks().clone())
+            .unwrap_or_default();
+        let cooldown_factor = if regression.is_goal_broken {
+            GOAL_COOLDOWN_FACTOR
+        } else {
+            1
+        };
+        let cooldown_windows =
+            self.record_failure(view.previous_plan, &deciding_tasks, cooldown_factor, view);
+        let open_change = self.open_change.take();
+        let Some(history) = &mut self.history else {
+            return;
+        };
+        history.revert(regression.is_from_baseline);
+        let PlanRecord {
+            plan: reference,
+            tasks: reference_tasks,
+            last_cpus: homes,
+            ..
+        } = &history.reference;
+        let mut plan = view.previous_plan.clone();
+        set_placement(&mut plan, reference, reference_tasks, view);
+        self.home_restorer = HomeRestorer::for_failed_plan(view.previous_plan, &plan, homes, view);
+        let mut reason = explain::describe_rollback(regression, cooldown_windows, view);
+        if self.home_restorer.is_some() {
+            reason.text += "; tasks return to their earlier caches";
+        }
+        reasons.push(reason);
+        let change = open_change.map(|open| open.change);
+        let old_forecast = change.as_ref().map(|change| change.forecasts[0].clone());
+        let verdict = ChangeVerdict {
+            outcome: VerificationOutcome::Slower,
+            plan,
+            forecast: old_forecast.filter(|_| !regression.is_from_baseline),
+            forecast_gain: change.as_ref().map(|change| change.forecast_gain),
+            measured: regression.measured,
+        };
+        reasons.extend(
+            change.and_then(|change| explain::explain_verdict(&verdict, change.method, view)),
+        );
+        self.verdicts.latest = Some(verdict);
+    }
+
+    /// Returns the decision with the plan for the next window: the plan as decided, the reference after a
+    /// roll-back, or the replacement of a refused plan.
+    fn finalize_decision(
+        &mut self,
+        mut decision: Decision,
+        view: &View<'_>,
+        is_rolled_back: bool,
+    ) -> Decision {
+        let verification = std::mem::take(&mut decision.verification);
+        let live_tasks = LiveTasks::from_samples(&view.observation.tasks);
+        if is_rolled_back || self.hold_refused_plan(&mut decision, &verification, &live_tasks, view)
+        {
+            if let Some(history) = self.history.as_ref().filter(|_| is_rolled_back) {
+                set_placement(
+                    &mut decision.plan,
+                    &history.reference.plan,
+                    &history.reference.tasks,
+                    view,
+                );
+                if matches!(verification, Verification::Proposed(_)) {
+                    self.refuse(&decision.plan);
+                }
+            }
+            decision.forecast = None;
+            self.open_change = None;
+            return decision;
+        }
+        self.open_change = match verification {
+            Verification::Proposed(change) => Some(OpenChange {
+                change,
+                new_plan: decision.plan.clone(),
+                phases: task_phases(view),
+            }),
+            Verification::Pending => self.open_change.take(),
+            Verification::BeforeAndAfter => None,
+        };
+        decision
+    }
+
+    /// Replaces a plan that the guard does not allow now with the plan in force or the reference. Returns whether it
+    /// did.
+    fn hold_refused_plan(
+        &mut self,
+        decision: &mut Decision,
+        verification: &Verification,
+        live_tasks: &LiveTasks,
+        view: &View<'_>,
+    ) -> bool {
+        let Some((config, history)) = self.guard.zip(self.history.as_ref()) else {
+            return false;
+        };
+        // A change that is being measured was already allowed when it was proposed.
+        if *verification == Verification::Pending {
+            return false;
+        }
+        let missing_windows = if config.waits_for_reference {
+            history.missing_windows(config.trial_windows as usize)
+        } else {
+            None
+        };
+        let missing_windows = missing_windows
+            .filter(|_| !is_same_placement(&decision.plan, view.previous_plan, live_tasks));
+        let PlanRecord {
+            plan: reference,
+            tasks: known_tasks,
+            ..
+        } = &history.reference;
+        let window = view.observation.window;
+        let refusal = || {
+            self.verdicts.cooldown.refusal_of(
+                &decision.plan,
+                reference,
+                &history.known_tasks(),
+                view.topology,
+                window,
+            )
+        };
+        let (reason, plan, concerned_tasks) = if let Some(missing_windows) = missing_windows {
+            (
+                explain::explain_missing_reference(missing_windows),
+                view.previous_plan,
+                live_tasks,
+            )
+        } else if let Some(refusal) = refusal() {
+            (explain::explain_cooldown(&refusal), reference, known_tasks)
+        } else {
+            return false;
+        };
+        decision.reasons = vec![reason];
+        set_placement(&mut decision.plan, plan, concerned_tasks, view);
+        self.refuse(&decision.plan);
+        true
+    }
+
+    /// Reports in the next window that this plan is in force instead of the decided one.
+    fn refuse(&mut self, plan: &Plan) {
+        self.verdicts.latest = Some(ChangeVerdict {
+            outcome: VerificationOutcome::Refused,
+            plan: plan.clone(),
+            forecast: None,
+            forecast_gain: None,
+            measured: None,
+        });
+    }
+}

@@ -22,11 +22,6 @@ fn machine_error(error: JournalError) -> MachineError {
 }
 
 impl<K: Kernel + Send + 'static> LiveMachine<K> {
-    /// Does the machine change the host? It does if the configuration requests it and root does not overrule it.
-    pub fn is_acting(&self) -> bool {
-        self.options.should_act
-    }
-
     /// Does the machine have the right to act, whether or not the configuration requests it?
     pub fn may_act(&self) -> bool {
         self.options.actuation_lock.is_some()

@@ -21,6 +21,7 @@ mod interval_programs;
 mod knowledge_dir;
 mod knowledge_watch;
 mod node_publisher;
+mod pinning;
 mod prediction;
 mod programs;
 mod repro_run;

@@ -393,6 +393,7 @@ pub(crate) fn manage_rules(rules: &[RuleConfig]) -> Vec<ManageRule> {
         command: rule.command.clone(),
         cgroup: rule.cgroup.clone(),
         pid: rule.pid,
+        meant_process: Default::default(), // the machine binds the rule to a process
         user: match rule.user {
             Some(User::Id(id)) => Some(id),
             _ => None, // names became numbers when the file was read

@@ -10,7 +10,6 @@
 
 #[cfg(feature = "chaos")]
 mod chaos_policies;
-mod children;
 pub mod colored_program;
 pub mod daemon;
 pub mod dry_run;
@@ -30,5 +29,5 @@ mod service_watch;
 pub mod socket;
 pub mod status;
 
-pub use children::end_with_parent;
+pub use cachemate_trace::end_with_parent;
 pub use metrics::OPEN_METRICS;

@@ -30,7 +30,7 @@ use crate::act::cpusets::CpusetGroup;
 use crate::act::gangs::GangRunners;
 use crate::act::group_overrides::GroupOverrides;
 use crate::act::resctrl::{Resctrl, WayController};
-use crate::act::rules::ManageRule;
+use crate::act::rules::{ManageRule, bind_to_processes};
 use crate::kernel::{KeptFile, Kernel, ThreadKey, lock};
 use crate::nri::ContainerStarts;
 use crate::safety::actuation_lock::ActuationLock;
@@ -162,8 +162,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         topology: Topology,
         capabilities: Capabilities,
         event_surveys: Vec<EventSurvey>,
-        options: LiveOptions,
+        mut options: LiveOptions,
     ) -> Self {
+        bind_to_processes(&mut options.rules, &kernel);
         let now = Instant::now();
         let pid = std::process::id() as i32;
         // If the start time cannot be read, only the names of our groups are less specific.

@@ -10,7 +10,7 @@ use super::LiveMachine;
 use crate::act::changes::pid_of_color_file;
 use crate::act::cpusets::CpusetGroup;
 use crate::act::resctrl::WayController;
-use crate::act::rules::ManageRule;
+use crate::act::rules::{ManageRule, bind_to_processes};
 use crate::kernel::{Kernel, ThreadKey, lock};
 use crate::safety::actuation_lock::ActuationLock;
 use crate::safety::journal::JournalError;
@@ -62,10 +62,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// plan sets again what was restored.
     pub fn set_rules(
         &mut self,
-        rules: Vec<ManageRule>,
+        mut rules: Vec<ManageRule>,
         cpusets: Vec<CpusetGroup>,
         should_act: bool,
     ) -> Result<Vec<RestoredObject>, MachineError> {
+        bind_to_processes(&mut rules, &*lock(&self.kernel()));
         let mut restored_objects = if should_act {
             Vec::new()
         } else {

@@ -150,7 +150,6 @@ fn the_daemons_page_requires_the_printed_token() {
     );
     let last = reported.last().unwrap();
     assert_eq!(last["daemon"]["acting"], json!(false));
-    assert_eq!(last["daemon"]["pid"], json!(shown.daemon.pid()));
     let mut names: Vec<_> = last["programs"]
         .as_array()
         .unwrap()

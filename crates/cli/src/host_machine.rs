@@ -14,12 +14,18 @@ use cachemate_daemon::paths;
 use cachemate_linux::sense::calibration::{CalibrationError, HostCalibration, measure_host};
 
 use crate::commands::topology::as_machine::{HostFacts, build_machine};
-use crate::pinning::KernelCpu;
 use crate::session::Session;
 
 /// The name by which options select this host.
 pub const HOST_NAME: &str = "host";
 const MAX_CALIBRATION_BYTES: u64 = 1 << 20;
+
+/// A CPU of this host's description, as the kernel numbers it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KernelCpu {
+    pub cpu: u32,
+    pub memory_node: u32,
+}
 
 /// Loads a bundled machine, a TOML file, or this host.
 ///

@@ -8,12 +8,7 @@ use cachemate_core::{Cache, CpuSet, Topology};
 use cachemate_policy::placement::{PlacedProgram, Placement};
 use cachemate_report::text::escape_controls;
 
-/// A CPU of this host's description, as the kernel numbers it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct KernelCpu {
-    pub cpu: u32,
-    pub memory_node: u32,
-}
+use crate::host_machine::KernelCpu;
 
 /// Returns the blocks for the caches of a plan for this host, whose CPUs have these numbers in the order of the topology's.
 pub fn describe_pinning(
@@ -105,11 +100,7 @@ mod tests {
         // Siblings are numbered last, as Linux usually does.
         let one_node = kernel_cpus([0, 2, 1, 3], [0; 4]);
         let text = describe_pinning(&placement, &topology, &one_node);
-        assert_eq!(
-            text.matches("taskset").count(),
-            2,
-            "two caches in\n{text}"
-        );
+        assert_eq!(text.matches("taskset").count(), 2, "two caches in\n{text}");
         for program in &placement.programs {
             let cpus = match program.cache {
                 Some(CacheId(0)) => "0,2",

@@ -71,6 +71,12 @@ pub mod topology;
 /// 130 interrupted.
 #[derive(Parser)]
 #[command(name = "cachemate", version = env!("CACHEMATE_VERSION"), max_term_width = 100, propagate_version = true)]
+#[cfg_attr(
+    not(feature = "complete"),
+    command(
+        after_help = "This is the package cachemate-daemon; the package cachemate also records, predicts, plans and simulates"
+    )
+)]
 pub struct Cli {
     #[command(flatten)]
     pub global: Global,

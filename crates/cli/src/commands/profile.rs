@@ -232,8 +232,12 @@ fn render(
         session.paint(),
     ));
     if let Some(positions) = file.stack_positions.first() {
+        let other_cache = match (cache_bytes, file.source.kind.as_str()) {
+            (None, kind) if kind != LIVE_SOURCE => " (-m host: on this host's cache)",
+            _ => "",
+        };
         text.push_str(&format!(
-            "on {} {}-way: {}{} MPKI, {} of the hits lost with half of it\n",
+            "on {} {}-way{other_cache}: {}{} MPKI, {} of the hits lost with half of it\n",
             format_size(positions.size_bytes),
             positions.hits.len(),
             summary

@@ -96,6 +96,7 @@ pub fn machine_text(
     let text = toml::to_string(&machine).context("the machine cannot be written as TOML")?;
     // The text is parsed again, so that an error appears here rather than at the next command.
     let machine = cachemate_spec::parse_machine(name, &text)?;
+    #[cfg(feature = "complete")]
     cachemate_sim::check_machine(&machine)?;
     Ok(format!(
         "# Printed by 'cachemate topology --as-machine'. 'sources' says which keys are measured and which are assumed.\n{text}"

@@ -460,7 +460,8 @@ mod tests {
     #[test]
     fn windows_of_a_policy_are_as_long_as_configured() {
         let parameters_of = |text: &str| {
-            let config = cachemate_spec::parse_manage_config("c.toml", text, &|_| None).unwrap();
+            let config = cachemate_spec::parse_manage_config("c.toml", text, &|_| None)
+                .expect("a valid configuration");
             policy_config(&config).parameters.replace(' ', "")
         };
         let own = "window_ms=500\npolicy={name=\"auto\",parameters={window_ns=7}}";

@@ -21,7 +21,7 @@ help:
 	@echo 'make slurm    the scripts for Slurm in Debian'"'"'s Slurm: a controller and two nodes on this host'
 	@echo 'make live     measure on this host (root, at most 30 minutes); reports what it cannot show'
 	@echo 'make lab      a real kernel on a modeled machine with shared L3s, PMU and RDT: does all of it work and come back?'
-	@echo 'make deb      a Debian package (target/debian); make deb-test installs, upgrades and removes it in a system of its own'
+	@echo 'make deb      two Debian packages (target/debian): cachemate, cachemate-daemon; make deb-test installs, exchanges, removes them'
 	@echo 'make rpm      an rpm with the same files (target/rpm)'
 	@echo 'make image    an OCI image of the command for Kubernetes (target/cachemate-image.tar), built without a daemon'
 	@echo 'make wheel    a wheel for Python 3.11 and later, its stubs and tests with the installed wheel'
@@ -44,6 +44,7 @@ lint:
 	@scripts/setup.sh test
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy --locked -p cachemate-cli --no-default-features -- -D warnings
 
 build:
 	@scripts/setup.sh build
@@ -127,15 +128,22 @@ image: build
 	python3 packaging/kubernetes/image.py $(RELEASE) $(IMAGE)
 
 DEB = target/debian
+# The command of the package cachemate-daemon: another folder, because both are called cachemate.
+DAEMON = target/daemon
 deb: build
-	packaging/deb.sh $(RELEASE) $(DEB)
+	$(CARGO) build --release --locked -p cachemate-cli --no-default-features --target-dir $(DAEMON)
+	packaging/deb.sh cachemate $(RELEASE) $(DEB)
+	packaging/deb.sh cachemate-daemon $(DAEMON)/release/cachemate $(DEB)
 
+# The newest package of each of the two names.
+NEWEST_DEBS = $$(ls -t $(DEB)/cachemate_*.deb | head -n 1) $$(ls -t $(DEB)/cachemate-daemon_*.deb | head -n 1)
 rpm: deb
-	packaging/rpm.sh $$(ls -t $(DEB)/cachemate_*.deb | head -n 1) target/rpm
+	for package in $(NEWEST_DEBS); do packaging/rpm.sh $$package target/rpm; done
 
-# Installs, upgrades under a running daemon, removes and purges it in a system of its own below target/.
+# Installs both, upgrades and exchanges them under a running daemon, removes and purges them in a system of its own below
+# target/.
 deb-test: deb
-	packaging/test-deb.sh $$(ls -t $(DEB)/cachemate_*.deb | head -n 1)
+	packaging/test-deb.sh $(NEWEST_DEBS)
 
 # The environment, the wheel and its tests lie in target/wheel.
 wheel: build

@@ -46,7 +46,7 @@ packages() {
     local package higher=$out/higher
     rm -rf "$out/packages" "$higher"
     mkdir -p "$out/packages"
-    package=$(packaging/deb.sh "$binary" "$out/packages" 2>"$out/deb.log") || not_run "the package cannot be built (see $out/deb.log)"
+    package=$(packaging/deb.sh cachemate "$binary" "$out/packages" 2>"$out/deb.log") || not_run "the package cannot be built (see $out/deb.log)"
     mv "$package" "$out/packages/first.deb"
     # Recordings are left out, because the guest does not need them and unpacking takes long.
     dpkg-deb -R "$out/packages/first.deb" "$higher"

@@ -1,11 +1,17 @@
 #!/bin/sh
 # Makes a Debian package of a built command; `make deb` builds the command first. The script lays out the files, and
-# dpkg-deb packs them.
-# Usage: deb.sh CACHEMATE OUTPUT-FOLDER
+# dpkg-deb packs them. NAME is cachemate, or cachemate-daemon for a command that was built without the feature `complete`.
+# Usage: deb.sh NAME CACHEMATE OUTPUT-FOLDER
 set -eu
 cd "$(dirname "$0")/.."
-cachemate=$(realpath "${1:?usage: deb.sh CACHEMATE OUTPUT-FOLDER}")
-out=${2:?usage: deb.sh CACHEMATE OUTPUT-FOLDER}
+usage='usage: deb.sh NAME CACHEMATE OUTPUT-FOLDER'
+name=${1:?$usage}
+cachemate=$(realpath "${2:?$usage}")
+out=${3:?$usage}
+grep -qx "Package: $name" packaging/debian/control || { echo "deb.sh: found '$name', expected cachemate or cachemate-daemon" >&2; exit 1; }
+# The experiments are only in the complete command.
+if "$cachemate" repro --help >/dev/null 2>&1; then built=cachemate; else built=cachemate-daemon; fi
+[ "$built" = "$name" ] || { echo "deb.sh: $cachemate is a command for $built, not for $name" >&2; exit 1; }
 released=$(sed -n 's/^## \([0-9][^ ]*\) (.*/\1/p' CHANGELOG.md | head -n 1)
 version=$released
 date=$(sed -n 's/^## [^(]*(\(.*\))$/\1/p' CHANGELOG.md | head -n 1)
@@ -25,7 +31,7 @@ if "$cachemate" --quiet manage --check --config "$work/chaos.toml" --state-dir "
     echo "deb.sh: $cachemate is built with --features chaos: policies of tests are no part of a package" >&2
     exit 1
 fi
-root=$work/cachemate
+root=$work/$name
 umask 022
 
 install -D -m 755 "$cachemate" "$root/usr/bin/cachemate"
@@ -46,21 +52,29 @@ sed 's|/usr/local/bin|/usr/bin|' packaging/cachemate.service >"$root/usr/lib/sys
 chmod 644 "$root/usr/lib/systemd/system/cachemate.service"
 install -D -m 644 packaging/cachemate.toml "$root/etc/cachemate/cachemate.toml"
 install -D -m 644 packaging/cachemate-progress.h "$root/usr/include/cachemate-progress.h"
-install -d "$root/usr/share/cachemate/recordings/servers" "$root/usr/share/cachemate/machines"
-install -m 644 recordings/*.cmt "$root/usr/share/cachemate/recordings/"
-install -m 644 recordings/servers/*.cmt recordings/servers/*.threads "$root/usr/share/cachemate/recordings/servers/"
-install -m 644 machines/*.toml "$root/usr/share/cachemate/machines/"
+install -d "$root/usr/share/cachemate"
+if [ "$name" = cachemate ]; then
+    install -d "$root/usr/share/cachemate/recordings/servers" "$root/usr/share/cachemate/machines"
+    install -m 644 recordings/*.cmt "$root/usr/share/cachemate/recordings/"
+    install -m 644 recordings/servers/*.cmt recordings/servers/*.threads "$root/usr/share/cachemate/recordings/servers/"
+    install -m 644 machines/*.toml "$root/usr/share/cachemate/machines/"
+fi
 install -m 644 packaging/grafana.json packaging/alerts.yaml "$root/usr/share/cachemate/"
 
-doc=$root/usr/share/doc/cachemate
+doc=$root/usr/share/doc/$name
 install -D -m 644 packaging/debian/copyright "$doc/copyright"
+# --help names pages as docs/PAGE.md.
+install -m 644 README.md SECURITY.md "$doc/"
+(find docs -type f ! -path 'docs/results/*' ! -path 'docs/evidence/*') | while read -r page; do
+    install -D -m 644 "$page" "$doc/$page"
+done
 maintainer=$(sed -n 's/^Maintainer: //p' packaging/debian/control)
 # All versions of CHANGELOG.md, newest first, in Debian's format.
 {
     [ "$version" = "$released" ] || echo "Unreleased $version $date"
     sed -n 's/^## \([0-9][^ ]*\) (\(.*\))$/\1 \1 \2/p' CHANGELOG.md
 } | while read -r section of on; do
-    echo "cachemate ($of) unstable; urgency=medium"
+    echo "$name ($of) unstable; urgency=medium"
     echo
     awk -v head="## $section" 'index($0, "## ") == 1 { inside = index($0, head) == 1; next } inside && (sub(/^- /, "  * ") || sub(/^  /, "    "))' CHANGELOG.md |
         fold -s -w 76 | sed 's/^\([^ ]\)/    \1/; s/ *$//'
@@ -78,9 +92,9 @@ echo /etc/cachemate/cachemate.toml >"$root/DEBIAN/conffiles"
 # command gets a minimal one.
 mkdir "$work/debian"
 cp packaging/debian/control "$work/debian/control"
-depends=$(cd "$work" && dpkg-shlibdeps -O cachemate/usr/bin/cachemate 2>/dev/null | sed -n 's/^shlibs:Depends=//p')
+depends=$(cd "$work" && dpkg-shlibdeps -O "$name/usr/bin/cachemate" 2>/dev/null | sed -n 's/^shlibs:Depends=//p')
 size=$(du -k -s --apparent-size "$root" | cut -f 1)
-sed -n '/^Package:/,$p' packaging/debian/control | sed "s|^Architecture: .*|Architecture: $arch|; s|\${shlibs:Depends}|$depends|
+sed -n "/^Package: $name\$/,/^\$/p" packaging/debian/control | sed '/^$/d' | sed "s|^Architecture: .*|Architecture: $arch|; s|\${shlibs:Depends}|$depends|
 /^Package:/a\\
 Version: $version\\
 Maintainer: $maintainer\\
@@ -90,5 +104,5 @@ Priority: optional" >"$root/DEBIAN/control"
 (cd "$root" && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | LC_ALL=C sort -z | xargs -0 md5sum) >"$root/DEBIAN/md5sums"
 find "$root" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
 mkdir -p "$out"
-dpkg-deb --root-owner-group --build "$root" "$out/cachemate_${version}_$arch.deb" >/dev/null
-echo "$out/cachemate_${version}_$arch.deb"
+dpkg-deb --root-owner-group --build "$root" "$out/${name}_${version}_$arch.deb" >/dev/null
+echo "$out/${name}_${version}_$arch.deb"

@@ -9,6 +9,9 @@ out=${2:?usage: rpm.sh PACKAGE.deb OUTPUT-FOLDER}
 command -v rpmbuild >/dev/null 2>&1 || { echo 'rpm.sh: rpmbuild is not installed (package rpm)' >&2; exit 1; }
 field() { dpkg-deb -f "$package" "$1"; }
 version=$(field Version)
+name=$(field Package)
+other=cachemate-daemon
+[ "$name" = cachemate ] || other=cachemate
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 dpkg-deb -x "$package" "$work/files"
@@ -17,14 +20,15 @@ mkdir -p "$work/files/usr/share/zsh/site-functions"
 mv "$work/files/usr/share/zsh/vendor-completions/_cachemate" "$work/files/usr/share/zsh/site-functions/"
 rmdir "$work/files/usr/share/zsh/vendor-completions"
 cat >"$work/cachemate.spec" <<SPEC
-Name: cachemate
+Name: $name
 Version: $version
 Release: 1
 Summary: $(field Description | head -n 1)
 License: Apache-2.0
 Requires(post): systemd
 Requires(preun): systemd
-Recommends: valgrind
+Conflicts: $other
+$(field Recommends | sed 's/^./Recommends: &/')
 %global debug_package %{nil}
 %global __strip /bin/true
 %define _build_id_links none
@@ -58,6 +62,7 @@ fi
 %defattr(-,root,root)
 %config(noreplace) /etc/cachemate/cachemate.toml
 /usr/bin/cachemate
+/usr/include/cachemate-progress.h
 /usr/lib/systemd/system/cachemate.service
 /usr/share/*/*
 SPEC
@@ -68,4 +73,4 @@ rpmbuild -bb --quiet --define "_topdir $work/rpm" --define "_rpmdir $work/out" \
     --define '_buildhost reproducible' "$work/cachemate.spec"
 mkdir -p "$out"
 find "$work/out" -name '*.rpm' -exec cp {} "$out/" ';'
-find "$out" -name "cachemate-$version-1.*.rpm"
+find "$out" -name "$name-$version-1.*.rpm"

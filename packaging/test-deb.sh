@@ -1,19 +1,24 @@
 #!/bin/sh
-# Tests that the package passes lintian, installs, upgrades under a running daemon, keeps an edited configuration, and is
-# removed without a trace. The test needs root rights and a network for a separate system (debootstrap, below target/);
+# Tests that each package passes lintian, installs, upgrades under a running daemon, keeps an edited configuration, gives
+# way to the other under a running daemon, and is removed without a trace. The test needs root rights and a network for a separate system (debootstrap, below target/);
 # without them, it reports what was not checked.
-# Usage: test-deb.sh PACKAGE.deb
+# Usage: test-deb.sh CACHEMATE.deb CACHEMATE-DAEMON.deb
 set -eu
 cd "$(dirname "$0")/.."
-package=$(realpath "${1:?usage: test-deb.sh PACKAGE.deb}")
+usage='usage: test-deb.sh CACHEMATE.deb CACHEMATE-DAEMON.deb'
+complete=$(realpath "${1:?$usage}")
+daemon_only=$(realpath "${2:?$usage}")
 not_shown() { echo "not shown here: $1"; exit 0; }
 fail() { echo "test-deb: $1" >&2; exit 1; }
 
 if command -v lintian >/dev/null 2>&1; then
-    lintian --allow-root --fail-on error "$package" || fail 'lintian has errors'
+    lintian --allow-root --fail-on error "$complete" "$daemon_only" || fail 'lintian has errors'
 else
     echo 'not shown here: lintian is not installed'
 fi
+# The simulators weigh more than the daemon.
+bytes=$(dpkg-deb --fsys-tarfile "$daemon_only" | tar -xO ./usr/bin/cachemate | wc -c)
+[ "$bytes" -le 15000000 ] || fail "the command of cachemate-daemon has $bytes bytes, expected at most 15 MB"
 [ "$(id -u)" = 0 ] || not_shown 'a chroot needs root'
 command -v debootstrap >/dev/null 2>&1 || not_shown 'debootstrap is not installed'
 base=$(pwd)/target/debian/base
@@ -35,6 +40,9 @@ mount -t proc proc "$root/proc"
 mount -t sysfs -o ro sysfs "$root/sys"
 within() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"; }
 
+test_package() {
+package=$1 other=$2
+name=$(dpkg-deb -f "$package" Package)
 within find / -xdev -path /proc -prune -o -path /sys -prune -o -print | sort >"$root.before"
 cp "$package" "$root/package.deb"
 within dpkg -i /package.deb >/dev/null || fail 'it does not install'
@@ -44,14 +52,14 @@ case $(within cachemate --version) in
     "cachemate ${version%%+*}") echo 'not shown here: the commit in --version, as this is no release build of a repository' ;;
     *) fail "--version says $(within cachemate --version), expected $version" ;;
 esac
-zcat "$root/usr/share/doc/cachemate/changelog.gz" | head -n 1 | grep -q "^cachemate ($version) " || fail 'the changelog begins with another version'
+zcat "$root/usr/share/doc/$name/changelog.gz" | head -n 1 | grep -q "^$name ($version) " || fail 'the changelog begins with another version'
 within cachemate topology >/dev/null || fail 'the command does not run'
 for file in /usr/share/man/man1/cachemate.1.gz /usr/lib/systemd/system/cachemate.service \
-    /usr/share/bash-completion/completions/cachemate /etc/cachemate/cachemate.toml /usr/share/doc/cachemate/copyright; do
+    /usr/share/bash-completion/completions/cachemate /etc/cachemate/cachemate.toml /usr/share/doc/$name/copyright /usr/share/doc/$name/docs/live.md; do
     [ -e "$root$file" ] || fail "$file is missing"
 done
-within dpkg-query -W -f '${Conffiles}' cachemate | grep -q /etc/cachemate/cachemate.toml || fail 'the configuration is no conffile'
-within dpkg --verify cachemate || fail 'files differ from their sums'
+within dpkg-query -W -f '${Conffiles}' "$name" | grep -q /etc/cachemate/cachemate.toml || fail 'the configuration is no conffile'
+within dpkg --verify "$name" || fail 'files differ from their sums'
 
 # State before the upgrade: the daemon runs, and the administrator has edited the configuration.
 echo 'window_ms = 500' >>"$root/etc/cachemate/cachemate.toml"
@@ -70,18 +78,33 @@ rm -rf "$higher"
 within dpkg --force-confold -i /higher.deb >/dev/null || fail 'it does not upgrade'
 answers || fail 'the daemon does not answer after the upgrade'
 grep -q 'window_ms = 500' "$root/etc/cachemate/cachemate.toml" || fail 'the upgrade took the edited configuration'
+# The other package takes over: daemon and configuration stay.
+cp "$other" "$root/other.deb"
+within dpkg --force-confold --auto-deconfigure -i /other.deb >/dev/null || fail "$name does not give way to the other package"
+[ "$(within dpkg-query -W -f '${db:Status-Status}' "$name")" != installed ] || fail "$name stays beside the other package"
+answers || fail 'the daemon does not answer after the exchange'
+grep -q 'window_ms = 500' "$root/etc/cachemate/cachemate.toml" || fail 'the exchange took the edited configuration'
+within dpkg -P "$name" >/dev/null 2>&1 || true
+[ -e "$root/usr/bin/cachemate" ] && [ -e "$root/var/lib/cachemate" ] && [ -e "$root/etc/cachemate/cachemate.toml" ] || fail "purging $name took what belongs to the other package"
+cp "$package" "$root/package.deb"
+within dpkg --force-confold -i /package.deb >/dev/null || fail "$name does not come back"
 kill "$daemon"
 wait "$daemon" || true
 daemon=''
 
-said=$(within dpkg -r cachemate 2>&1) || fail "it does not go: $said"
+said=$(within dpkg -r "$name" 2>&1) || fail "it does not go: $said"
 case $said in *'could not be restored'*) fail "$said" ;; esac
 [ ! -e "$root/usr/bin/cachemate" ] || fail 'the command is still there'
 [ -e "$root/etc/cachemate/cachemate.toml" ] || fail 'removing took the configuration'
-within dpkg -P cachemate >/dev/null 2>&1 || fail 'it cannot be purged'
-rm -f "$root/package.deb" "$root/higher.deb"
+within dpkg -P "$name" >/dev/null 2>&1 || fail 'it cannot be purged'
+within dpkg -P cachemate cachemate-daemon >/dev/null 2>&1 || true
+rm -f "$root/package.deb" "$root/higher.deb" "$root/other.deb"
 within find / -xdev -path /proc -prune -o -path /sys -prune -o -print | sort >"$root.after"
 left=$(comm -13 "$root.before" "$root.after" | grep -v -e '^/var/lib/dpkg' -e '^/var/log' -e '^/run' -e '^/tmp' || true)
 rm -f "$root.before" "$root.after"
 [ -z "$left" ] || fail "left behind: $left"
-echo 'installs, upgrades under a running daemon, keeps the configuration, goes without a trace'
+echo "$name installs, upgrades and is exchanged under a running daemon, keeps the configuration, goes without a trace"
+}
+
+test_package "$complete" "$daemon_only"
+test_package "$daemon_only" "$complete"

@@ -162,7 +162,7 @@ $(rules prog-a prog-b)"
         usleep 2000000
         status >status.json
         count=$(awk "BEGIN { printf \"%.1f\", ($(windows) - $first_window) / (($(cut -d' ' -f1 /proc/uptime) - $since) / 0.2) }")
-        length=$(awk "BEGIN { printf \"%.2f\", $(number window_ns) / 2e8 }")
+        length=$(awk "BEGIN { printf \"%.2f\", $(number duration_s) / 0.2 }")
         counts="$counts $count" lengths="$lengths $length"
         awk "BEGIN { exit !($count >= 0.7 && $count <= 1.1 && $length >= 0.9 && $length <= 2) }" ||
             odd="$odd after $step s: $count of the windows, the last $length times as long;"

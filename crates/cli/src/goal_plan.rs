@@ -225,6 +225,15 @@ pub fn placements(names: &[String], searched_plan: &EvaluatedPlan) -> Vec<Planne
 }
 
 impl GoalPlan {
+    /// Replaces each CPU by the number at its index; CPUs beyond the list keep theirs.
+    pub fn renumber_cpus(&mut self, numbers: &[u32]) {
+        for placement in &mut self.placement {
+            if let Some(&number) = numbers.get(placement.cpu as usize) {
+                placement.cpu = number;
+            }
+        }
+    }
+
     /// Formats the result as text.
     pub fn describe(&self) -> String {
         let mut text =

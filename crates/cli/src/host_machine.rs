@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use cachemate_core::{MachineSpec, Topology};
+use cachemate_core::{Cpu, MachineSpec, Topology};
 use cachemate_daemon::loss_history::unix_time_s;
 use cachemate_daemon::paths;
 use cachemate_linux::sense::calibration::{HostCalibration, measure_host};
@@ -18,6 +18,13 @@ use crate::session::Session;
 /// The name by which options select this host.
 pub const HOST_NAME: &str = "host";
 const MAX_CALIBRATION_BYTES: u64 = 1 << 20;
+
+/// A CPU of this host's description, as the kernel numbers it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KernelCpu {
+    pub cpu: u32,
+    pub memory_node: u32,
+}
 
 /// Loads a bundled machine, a TOML file, or this host.
 ///
@@ -79,15 +86,19 @@ pub fn find_stored() -> Option<HostCalibration> {
     HostIdentity::read().read_stored().ok().flatten()
 }
 
-/// Returns the kernel's number of each CPU of this host's description, in the description's order.
+/// Returns each CPU of this host's description as the kernel numbers it, in the description's order.
 ///
 /// # Errors
 /// The caches of this host cannot be read.
-pub fn kernel_cpus(session: &Session) -> anyhow::Result<Vec<u32>> {
+pub fn kernel_cpus(session: &Session) -> anyhow::Result<Vec<KernelCpu>> {
     let topology = read_topology(session)?;
     let mut cpus: Vec<_> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
     cpus.sort_by_key(|cpu| (cpu.package, cpu.core, cpu.id));
-    Ok(cpus.iter().map(|cpu| cpu.id.0).collect())
+    let kernel_cpu = |cpu: &&Cpu| KernelCpu {
+        cpu: cpu.id.0,
+        memory_node: cpu.memory_node,
+    };
+    Ok(cpus.iter().map(kernel_cpu).collect())
 }
 
 /// Measures this host and stores the result.

@@ -18,32 +18,54 @@
 //! - Invalid input gives exit code 1 and names the location.
 //! - No file is overwritten unless the user says so.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+// The command of the daemon's package leaves out commands, and with them callers of what all commands share.
+#![cfg_attr(not(feature = "complete"), allow(dead_code))]
 
+#[cfg(feature = "complete")]
 mod api_server;
 mod args;
 mod commands;
 mod exit;
+#[cfg(feature = "complete")]
 mod extender_metrics;
+#[cfg(feature = "complete")]
 mod extender_server;
 mod files;
+#[cfg(feature = "complete")]
 mod goal_plan;
 mod history_text;
 mod host_machine;
+#[cfg(feature = "complete")]
 mod input;
+#[cfg(feature = "complete")]
 mod interval_programs;
+#[cfg(feature = "complete")]
 mod knowledge_dir;
+#[cfg(feature = "complete")]
 mod knowledge_watch;
+#[cfg(feature = "complete")]
 mod node_publisher;
+#[cfg(feature = "complete")]
+mod pinning;
+#[cfg(feature = "complete")]
 mod prediction;
+#[cfg(feature = "complete")]
 mod programs;
+#[cfg(feature = "complete")]
 mod repro_run;
+#[cfg(feature = "complete")]
 mod repro_store;
+#[cfg(feature = "complete")]
 mod run_store;
 mod service_text;
 mod session;
+#[cfg(feature = "complete")]
 mod shards;
+#[cfg(feature = "complete")]
+mod size_list;
 mod status_screen;
 mod status_text;
+#[cfg(feature = "complete")]
 mod traces;
 
 use std::process::ExitCode;

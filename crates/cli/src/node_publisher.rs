@@ -13,17 +13,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
 use cachemate_core::CpuSet;
-use cachemate_daemon::status::{DaemonStatus, TaskStatus};
+use cachemate_daemon::daemon::ControlFlags;
+use cachemate_daemon::status::DaemonStatus;
 use cachemate_fleet::node_report::{
     CacheEvidence, ResidentEvidence, ThreadCounts, measured_profile,
 };
 use cachemate_fleet::profile::WorkloadProfile;
 use cachemate_fleet::publication::is_write_due;
 use cachemate_fleet::scorer::{NodeCacheState, NodePolicy};
+use cachemate_page::{CacheSnapshot, TaskSnapshot};
 use cachemate_spec::ManageMode;
+use clap::Args;
 use serde_json::{Value, json};
 
-use crate::api_server::{ApiServer, RESOURCE_PATH};
+use crate::api_server::{ApiServer, ApiServerArgs, RESOURCE_PATH};
+use crate::exit::UsageError;
 use crate::extender_server::unix_seconds;
 use crate::knowledge_dir::ProfileSpec;
 use crate::session::Session;
@@ -45,8 +49,45 @@ const MAX_ANSWER_BYTES: u64 = 1 << 20;
 const PUBLISHER_LABEL: &str = "cachemate.io/publisher";
 const MERGE_PATCH: &str = "application/merge-patch+json";
 
+/// Options of `manage` that publish a node's state.
+#[derive(Args)]
+pub struct ClusterArgs {
+    /// Publish the state of this node's caches and the profiles of its services as objects of this API server
+    #[command(flatten)]
+    server: ApiServerArgs,
+    /// Name of this node at the API server
+    #[arg(long, value_name = "NAME", requires = "api_server", conflicts_with_all = ["check", "dry_run"])]
+    node: Option<String>,
+    /// Memory bandwidth of this host, from which the published bandwidth left follows where traffic is counted
+    #[arg(long, value_name = "BYTES", requires = "api_server", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000_000_000))]
+    memory_bytes_per_second: Option<u64>,
+}
+
+impl ClusterArgs {
+    /// Starts to publish what the daemon's status says, if an API server is named.
+    ///
+    /// # Errors
+    /// The server's options or the node's name are unusable, or no thread can be started.
+    pub fn start(&self, control_flags: &ControlFlags, session: &Session) -> anyhow::Result<()> {
+        if let Some(server) = self.server.open()? {
+            let node = self.node.clone().filter(|name| is_object_name(name));
+            let found = self.node.as_deref().unwrap_or("");
+            let node_problem = || {
+                UsageError(format!(
+                    "--node: found '{found}', expected the name of this node"
+                ))
+            };
+            let node = node.ok_or_else(node_problem)?;
+            let memory_bytes_per_second = self.memory_bytes_per_second.map(|bytes| bytes as f64);
+            let publisher = NodePublisher::new(server, node, memory_bytes_per_second);
+            publisher.start(control_flags.status.clone(), session.clone())?;
+        }
+        Ok(())
+    }
+}
+
 /// The publisher of one node.
-pub struct NodePublisher {
+struct NodePublisher {
     server: ApiServer,
     node: String,
     memory_bytes_per_second: Option<f64>,
@@ -259,22 +300,24 @@ fn node_state(
     memory_bytes_per_second: Option<f64>,
 ) -> Option<NodeCacheState> {
     let traffic: Option<f64> = status
+        .snapshot
         .caches
         .iter()
-        .map(|cache| cache.readings.memory_bytes_per_second)
+        .map(|cache| cache.memory_bytes_per_second)
         .sum();
     let bandwidth_left = memory_bytes_per_second
         .zip(traffic)
         .map(|(bandwidth, used)| (bandwidth - used).max(0.0));
-    let cache_state = |cache: &cachemate_daemon::status::CacheStatus| {
+    let cache_state = |cache: &CacheSnapshot| {
         let evidence = CacheEvidence {
             size_bytes: cache.size_bytes? as f64,
             cpus: f64::from(cache.cpus.parse::<CpuSet>().ok()?.count()),
-            busy_cpus: cache.readings.busy_cpus?,
-            memory_bytes_per_second: cache.readings.memory_bytes_per_second,
-            occupancy_bytes: cache.readings.occupancy_bytes.map(|bytes| bytes as f64),
-            free_classes: cache.readings.free_classes,
+            busy_cpus: cache.busy_cpus?,
+            memory_bytes_per_second: cache.memory_bytes_per_second,
+            occupancy_bytes: cache.occupancy_bytes.map(|bytes| bytes as f64),
+            free_classes: cache.free_classes,
             residents: status
+                .snapshot
                 .tasks
                 .iter()
                 .filter(|task| task.cache == Some(cache.cache))
@@ -293,6 +336,7 @@ fn node_state(
             NodePolicy::Off
         },
         caches: status
+            .snapshot
             .caches
             .iter()
             .map(cache_state)
@@ -301,7 +345,7 @@ fn node_state(
     state.check().is_ok().then_some(state)
 }
 
-fn resident(status: &DaemonStatus, task: &TaskStatus) -> ResidentEvidence {
+fn resident(status: &DaemonStatus, task: &TaskSnapshot) -> ResidentEvidence {
     ResidentEvidence {
         busy_cpus: task.cpu_share.unwrap_or(0.0),
         fill_bytes_per_second: task.fill_bytes_per_second,
@@ -313,7 +357,7 @@ fn resident(status: &DaemonStatus, task: &TaskStatus) -> ResidentEvidence {
 
 fn thread_profile(
     status: &DaemonStatus,
-    task: &TaskStatus,
+    task: &TaskSnapshot,
     threads: u32,
 ) -> Option<WorkloadProfile> {
     let counts = ThreadCounts {
@@ -328,7 +372,7 @@ fn thread_profile(
 /// Returns the profiles of services whose image or profile's name is known, by the name of the object. The busiest thread
 /// with a profile stands for a service.
 fn service_profiles(status: &DaemonStatus) -> BTreeMap<String, ProfileSpec> {
-    let mut services: Vec<_> = status.services.iter().collect();
+    let mut services: Vec<_> = status.snapshot.services.iter().collect();
     services.sort_by(|a, b| b.cpu_share.total_cmp(&a.cpu_share));
     let mut profiles = BTreeMap::new();
     for service in services {
@@ -340,12 +384,13 @@ fn service_profiles(status: &DaemonStatus) -> BTreeMap<String, ProfileSpec> {
         else {
             continue;
         };
-        let threads: Vec<&TaskStatus> = status
+        let threads: Vec<&TaskSnapshot> = status
+            .snapshot
             .tasks
             .iter()
             .filter(|task| service.task_ids.contains(&task.task))
             .collect();
-        let busy_share = |task: &TaskStatus| task.cpu_share.unwrap_or(0.0);
+        let busy_share = |task: &TaskSnapshot| task.cpu_share.unwrap_or(0.0);
         let busiest = threads
             .iter()
             .map(|task| busy_share(task))
@@ -396,17 +441,16 @@ pub fn is_object_name(name: &str) -> bool {
 mod tests {
     use super::*;
     use cachemate_core::Estimate;
-    use cachemate_daemon::host_use::CacheReadings;
-    use cachemate_daemon::status::CacheStatus;
     use cachemate_fleet::extender::{ClusterKnowledge, Extender};
+    use cachemate_page::{ServiceSnapshot, Snapshot};
 
     use crate::knowledge_dir::insert_object;
 
     const MIB: u64 = 1 << 20;
 
-    fn counted_task(number: u32, misses_per_kilo_instr: f64, fills: f64) -> TaskStatus {
+    fn counted_task(number: u32, misses_per_kilo_instr: f64, fills: f64) -> TaskSnapshot {
         let curve = [(1, 20.0), (16, 10.0), (32, 0.1)];
-        TaskStatus {
+        TaskSnapshot {
             task: number,
             cache: Some(3),
             cpu_share: Some(1.0),
@@ -416,33 +460,33 @@ mod tests {
             curve: curve
                 .map(|(mib, misses)| (mib * MIB, Estimate::exact(misses)))
                 .to_vec(),
-            ..TaskStatus::default()
+            ..TaskSnapshot::default()
         }
     }
 
     /// A host with one cache of 32 MiB for eight CPUs.
-    fn host_status(tasks: Vec<TaskStatus>) -> DaemonStatus {
-        let cache = CacheStatus {
+    fn host_status(tasks: Vec<TaskSnapshot>) -> DaemonStatus {
+        let cache = CacheSnapshot {
             cache: 3,
             cpus: "0-7".into(),
             size_bytes: Some(32 * MIB),
-            readings: CacheReadings {
-                busy_cpus: Some(tasks.len() as f64),
-                ..CacheReadings::default()
-            },
-            ..CacheStatus::default()
+            busy_cpus: Some(tasks.len() as f64),
+            ..CacheSnapshot::default()
         };
         DaemonStatus {
             windows: 1,
             hertz: Some(2.5e9),
             miss_penalty_cycles: Some(90.0),
-            caches: vec![cache],
-            tasks,
+            snapshot: Snapshot {
+                caches: vec![cache],
+                tasks,
+                ..Snapshot::default()
+            },
             ..DaemonStatus::default()
         }
     }
 
-    fn service(name: &str, fields: Value) -> cachemate_daemon::service_status::ServiceStatus {
+    fn service(name: &str, fields: Value) -> ServiceSnapshot {
         let mut service = json!({ "kind": "pod", "name": name, "tasks": 1, "task_ids": [0], "cpu_share": 1.0,
             "run_time_percent": null, "run_time_range_percent": null, "cache_percent": null, "cache_range_percent": null,
             "cache_source": null, "cache_by": [], "waiting_percent": null, "waiting_range_percent": null, "waiting_by": [],
@@ -460,18 +504,18 @@ mod tests {
     #[test]
     fn the_extender_ranks_by_measured_states() {
         let mut busy = host_status(vec![counted_task(0, 20.0, 3e9), counted_task(1, 20.0, 3e9)]);
-        busy.services = vec![service(
+        busy.snapshot.services = vec![service(
             "shop/a/main",
             json!({ "images": ["docker.io/local/index:1"] }),
         )];
         let mut unmeasured = host_status(vec![
-            TaskStatus {
+            TaskSnapshot {
                 cache: Some(3),
-                ..TaskStatus::default()
+                ..TaskSnapshot::default()
             };
             2
         ]);
-        unmeasured.caches[0].readings.busy_cpus = Some(2.0);
+        unmeasured.snapshot.caches[0].busy_cpus = Some(2.0);
         let mut knowledge = ClusterKnowledge::default();
         for (name, status) in [
             ("busy", &busy),
@@ -534,7 +578,7 @@ mod tests {
             None
         );
         let mut starting = status;
-        starting.caches[0].readings.busy_cpus = None;
+        starting.snapshot.caches[0].busy_cpus = None;
         assert_eq!(node_state(&starting, None), None);
     }
 
@@ -542,11 +586,9 @@ mod tests {
     /// was not counted, too?
     #[test]
     fn profiles_are_named_by_label_or_image() {
-        let names_of = |fields: Value, task: TaskStatus| -> Vec<String> {
-            let status = DaemonStatus {
-                services: vec![service("a", fields)],
-                ..host_status(vec![task])
-            };
+        let names_of = |fields: Value, task: TaskSnapshot| -> Vec<String> {
+            let mut status = host_status(vec![task]);
+            status.snapshot.services = vec![service("a", fields)];
             service_profiles(&status).into_keys().collect()
         };
         let task = counted_task(0, 5.0, 1e8);
@@ -569,7 +611,7 @@ mod tests {
         assert!(
             names_of(
                 json!({ "profile": "index" }),
-                TaskStatus { mpki: None, ..task }
+                TaskSnapshot { mpki: None, ..task }
             )
             .is_empty()
         );

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{ServiceIdentity, ServiceKind, nearest_name};
-use cachemate_daemon::service_status::{CacheCause, ServiceStatus};
+use cachemate_page::{CacheLossSnapshot, ServiceSnapshot};
 use cachemate_report::Table;
 use cachemate_report::text::{escape_controls, format_fixed, format_names, value_or_dash};
 
@@ -28,7 +28,7 @@ fn format_range((low, high): (f64, f64)) -> String {
     format!("{} to {}", signed_percent(low), signed_percent(high))
 }
 
-fn describe_evidence(cause: &CacheCause) -> String {
+fn describe_evidence(cause: &CacheLossSnapshot) -> String {
     let forecast = cause
         .forecast_percent
         .filter(|_| cause.source != "forecast");
@@ -48,7 +48,7 @@ struct LossLine {
     text: String,
 }
 
-fn cache_line(verb: &str, service: &ServiceStatus, cause: &CacheCause) -> LossLine {
+fn cache_line(verb: &str, service: &ServiceSnapshot, cause: &CacheLossSnapshot) -> LossLine {
     let (percent, range) = (
         signed_percent(cause.percent),
         format_range(cause.range_percent),
@@ -65,7 +65,7 @@ fn cache_line(verb: &str, service: &ServiceStatus, cause: &CacheCause) -> LossLi
 }
 
 /// Returns the line about a service's waiting loss; `None` if the loss is too small to name a cause.
-fn waiting_line(service: &ServiceStatus) -> Option<LossLine> {
+fn waiting_line(service: &ServiceSnapshot) -> Option<LossLine> {
     let percent = service
         .waiting_percent
         .filter(|percent| *percent >= MIN_NAMED_WAITING_PERCENT)?;
@@ -91,7 +91,7 @@ fn waiting_line(service: &ServiceStatus) -> Option<LossLine> {
 }
 
 /// Returns the names and shares of the main services that ran while a service waited.
-fn waiting_causes(service: &ServiceStatus) -> impl Iterator<Item = (String, String)> + '_ {
+fn waiting_causes(service: &ServiceSnapshot) -> impl Iterator<Item = (String, String)> + '_ {
     let named_causes = service
         .waiting_by
         .iter()
@@ -108,8 +108,8 @@ pub fn waiting_cause_name(service: Option<&str>) -> String {
 }
 
 /// Returns one line for each loss, the largest first; if there are none, a line with the reason.
-pub fn loss_lines(services: &[ServiceStatus]) -> String {
-    let cache_lines_of = |verb, causes_of: fn(&ServiceStatus) -> &[CacheCause]| {
+pub fn loss_lines(services: &[ServiceSnapshot]) -> String {
+    let cache_lines_of = |verb, causes_of: fn(&ServiceSnapshot) -> &[CacheLossSnapshot]| {
         let pairs = services
             .iter()
             .flat_map(move |service| causes_of(service).iter().map(move |cause| (service, cause)));
@@ -151,7 +151,7 @@ pub fn loss_lines(services: &[ServiceStatus]) -> String {
 }
 
 /// Returns each reason why a cache loss is unknown, once, with its services.
-fn reason_lines(services: &[ServiceStatus]) -> String {
+fn reason_lines(services: &[ServiceSnapshot]) -> String {
     let mut names_by_reason: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for service in services {
         if let Some(reason) = &service.reason {
@@ -200,7 +200,7 @@ pub fn nearest_name_hint<'n>(word: &str, names: impl Iterator<Item = &'n str>) -
 }
 
 /// Returns the table of the services, with at most `max_rows` rows.
-pub fn service_table(services: &[ServiceStatus], max_rows: usize) -> String {
+pub fn service_table(services: &[ServiceSnapshot], max_rows: usize) -> String {
     if services.is_empty() {
         return String::new();
     }
@@ -255,7 +255,7 @@ pub fn service_table(services: &[ServiceStatus], max_rows: usize) -> String {
 }
 
 /// Losses and table of the services.
-pub fn render_services(services: &[ServiceStatus], max_rows: usize) -> String {
+pub fn render_services(services: &[ServiceSnapshot], max_rows: usize) -> String {
     format!(
         "\n{}\n{}",
         loss_lines(services),
@@ -275,14 +275,14 @@ mod tests {
         assert_eq!(short.chars().count(), MAX_NAME_LETTERS);
         assert!(short.starts_with("ax") && short.ends_with("xz") && short.contains('…'));
     }
-    use cachemate_daemon::service_status::WaitingCauseStatus;
+    use cachemate_page::WaitingCauseSnapshot;
 
     fn sample_service(
         name: &str,
-        cache_by: Vec<CacheCause>,
+        cache_by: Vec<CacheLossSnapshot>,
         reason: Option<&str>,
-    ) -> ServiceStatus {
-        ServiceStatus {
+    ) -> ServiceSnapshot {
+        ServiceSnapshot {
             kind: ServiceKind::Unit,
             name: name.into(),
             pod: None,
@@ -312,7 +312,7 @@ mod tests {
     /// Is the largest loss named first with its evidence, and does an empty answer give its reason?
     #[test]
     fn the_largest_loss_comes_first() {
-        let sample_cause = |name: &str, percent: f64, source: &str| CacheCause {
+        let sample_cause = |name: &str, percent: f64, source: &str| CacheLossSnapshot {
             service: name.into(),
             kind: ServiceKind::Unit,
             percent,
@@ -334,7 +334,7 @@ mod tests {
             lines.next().unwrap(),
             "  cache: scan slows web by +5 % (+3 % to +7 %; forecast)"
         );
-        let confined = ServiceStatus {
+        let confined = ServiceSnapshot {
             prevented: vec![sample_cause("batch", 9.0, "measured")],
             ..sample_service("store", Vec::new(), None)
         };
@@ -350,11 +350,11 @@ mod tests {
             "{text}"
         );
         let reason = Some("no work is counted");
-        let waiting = ServiceStatus {
+        let waiting = ServiceSnapshot {
             waiting_percent: Some(84.0),
             waiting_range_percent: Some((70.0, 98.0)),
             waiting_by: [(Some("spinner"), 0.97), (None, 0.03), (Some("small"), 0.0)]
-                .map(|(service, share)| WaitingCauseStatus {
+                .map(|(service, share)| WaitingCauseSnapshot {
                     service: service.map(str::to_string),
                     kind: None,
                     percent: 84.0 * share,

@@ -24,7 +24,8 @@ use crate::status_text::{
     tasks_by_cache,
 };
 use cachemate_daemon::socket;
-use cachemate_daemon::status::{ContentionClass, DaemonStatus, TaskStatus};
+use cachemate_daemon::status::DaemonStatus;
+use cachemate_page::{ContentionClass, TaskSnapshot};
 
 /// Maximum number of lines of the foot: gangs, refused changes and decisions.
 const MAX_FOOTER_LINES: usize = 12;
@@ -216,7 +217,7 @@ impl ScreenState {
     fn body_lines(&self, status: &DaemonStatus) -> Vec<Line<'static>> {
         let groups = tasks_by_cache(status);
         let names: Vec<String> = COLUMNS.iter().map(|(name, _)| name.to_string()).collect();
-        let rows: Vec<Vec<String>> = status.tasks.iter().map(task_row).collect();
+        let rows: Vec<Vec<String>> = status.snapshot.tasks.iter().map(task_row).collect();
         let width = |index: usize| {
             rows.iter()
                 .chain([&names])
@@ -225,9 +226,9 @@ impl ScreenState {
                 .unwrap_or(0)
         };
         let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
-        let services = render_services(&status.services, MAX_SERVICES);
+        let services = render_services(&status.snapshot.services, MAX_SERVICES);
         let services = EscapedText::for_output(services.trim_start());
-        let mut lines: Vec<Line<'_>> = match status.services.is_empty() {
+        let mut lines: Vec<Line<'_>> = match status.snapshot.services.is_empty() {
             true => Vec::new(),
             false => services
                 .as_str()
@@ -251,7 +252,7 @@ impl ScreenState {
         lines
     }
 
-    fn program_line(&self, task: &TaskStatus, widths: &[usize]) -> Line<'static> {
+    fn program_line(&self, task: &TaskSnapshot, widths: &[usize]) -> Line<'static> {
         let cells = task_row(task);
         let spans = pad_cells(&cells, widths)
             .zip(COLUMNS)
@@ -410,11 +411,8 @@ mod tests {
         let mut json = serde_json::to_value(sample_status()).unwrap();
         json["policy"] = "auto".into();
         (json["mode"], json["level"], json["windows"]) = ("observe".into(), 1.into(), 42.into());
-        (json["window_ns"], json["running_ns"], json["cpu_ns"]) = (
-            1_000_000_000u64.into(),
-            42_000_000_000u64.into(),
-            120_000_000u64.into(),
-        );
+        (json["duration_s"], json["running_ns"], json["cpu_ns"]) =
+            (1.0.into(), 42_000_000_000u64.into(), 120_000_000u64.into());
         json["caches"][0]["tasks"] = serde_json::json!([0, 2]);
         json["services"] = vec![
             service_json("redis.service", 0, 31.0, cause),

@@ -12,11 +12,10 @@ use cachemate_report::{Align, Table};
 use cachemate_spec::ManageMode;
 use serde::Serialize;
 
-use cachemate_daemon::promise_status::PromiseStatus;
-use cachemate_daemon::service_status::ServiceStatus;
-use cachemate_daemon::status::{
-    CacheStatus, ContentionClass, DaemonStatus, DecisionStatus, TaskStatus,
-    describe_evidence_level, describe_thread,
+use cachemate_daemon::status::{DaemonStatus, describe_evidence_level};
+use cachemate_page::{
+    CacheSnapshot, ContentionClass, DecisionSnapshot, GangSnapshot, PromiseSnapshot,
+    ServiceSnapshot, ShareSnapshot, TaskSnapshot, describe_thread,
 };
 
 use crate::service_text::render_services;
@@ -55,7 +54,7 @@ pub fn status_head(status: &DaemonStatus) -> String {
             .map_or(String::new(), |pid| format!(", guardian {pid}")),
         status.policy,
         status.windows,
-        status.window_ns as f64 / 1e9,
+        status.snapshot.duration_s,
         describe_evidence_level(status.level, status.calibrated),
     );
     if let Some(ns) = status.counters.max_runqueue_wait_ns {
@@ -106,7 +105,7 @@ pub fn status_head(status: &DaemonStatus) -> String {
     text
 }
 
-fn cache_line(cache: &CacheStatus) -> String {
+fn cache_line(cache: &CacheSnapshot) -> String {
     let forecast_text = cache
         .forecast_miss_ratio
         .map_or(String::new(), |r| format!(", forecast miss ratio {r:.2}"));
@@ -135,7 +134,7 @@ pub const COLUMNS: &[(&str, Align)] = &[
     ("work/s", Align::Right),
 ];
 
-pub fn task_row(task: &TaskStatus) -> Vec<String> {
+pub fn task_row(task: &TaskSnapshot) -> Vec<String> {
     vec![
         task.pid.to_string(),
         task.tid.to_string(),
@@ -170,9 +169,10 @@ pub fn task_row(task: &TaskStatus) -> Vec<String> {
 }
 
 /// Returns the tasks of each last-level cache, the busiest first; tasks whose cache is unknown follow at the end.
-pub fn tasks_by_cache(status: &DaemonStatus) -> Vec<(String, Vec<&TaskStatus>)> {
+pub fn tasks_by_cache(status: &DaemonStatus) -> Vec<(String, Vec<&TaskSnapshot>)> {
     let tasks_of = |cache: Option<u32>| {
-        let mut tasks: Vec<&TaskStatus> = status
+        let mut tasks: Vec<&TaskSnapshot> = status
+            .snapshot
             .tasks
             .iter()
             .filter(|task| task.cache == cache)
@@ -185,6 +185,7 @@ pub fn tasks_by_cache(status: &DaemonStatus) -> Vec<(String, Vec<&TaskStatus>)> 
         tasks
     };
     let mut groups: Vec<_> = status
+        .snapshot
         .caches
         .iter()
         .map(|cache| (cache_line(cache), tasks_of(Some(cache.cache))))
@@ -223,12 +224,12 @@ fn cache_tables(status: &DaemonStatus, max_rows: usize) -> String {
 
 /// Returns one line per cache, without threads.
 fn cache_summary(status: &DaemonStatus) -> String {
-    let caches: String = status.caches.iter().map(cache_line).collect();
+    let caches: String = status.snapshot.caches.iter().map(cache_line).collect();
     format!("\n{caches}threads: --threads\n")
 }
 
 fn task_name(status: &DaemonStatus, id: u32) -> String {
-    let task = status.tasks.iter().find(|task| task.task == id);
+    let task = status.snapshot.tasks.iter().find(|task| task.task == id);
     task.map_or_else(
         || format!("task {id}"),
         |task| describe_thread(&task.name, task.tid),
@@ -242,7 +243,7 @@ pub fn gang_lines(status: &DaemonStatus) -> String {
             .collect::<Vec<_>>()
             .join(" + ")
     };
-    let turns_line = |schedule: &cachemate_daemon::status::GangStatus| {
+    let turns_line = |schedule: &GangSnapshot| {
         let turns: Vec<String> = schedule.gangs.iter().map(gang_text).collect();
         format!(
             "turns of {} ms on CPUs {}: {}\n",
@@ -255,15 +256,16 @@ pub fn gang_lines(status: &DaemonStatus) -> String {
         format!("cpuset {} confined to CPUs {}\n", group.cgroup, group.cpus)
     };
     status
+        .snapshot
         .gangs
         .iter()
         .map(turns_line)
-        .chain(status.cpusets.iter().map(group_text))
+        .chain(status.snapshot.cpusets.iter().map(group_text))
         .collect()
 }
 
 pub fn shares_text(status: &DaemonStatus) -> String {
-    let share_line = |share: &cachemate_daemon::status::ShareStatus| {
+    let share_line = |share: &ShareSnapshot| {
         let occupancy_text = share.occupancy_bytes.map_or(String::new(), |bytes| {
             format!(", {} occupied", format_size(bytes))
         });
@@ -285,6 +287,7 @@ pub fn shares_text(status: &DaemonStatus) -> String {
                 )
             });
         let pending_move = status
+            .snapshot
             .pending
             .iter()
             .find(|p| (p.group, p.cache) == (Some(share.group), Some(share.cache)));
@@ -303,12 +306,13 @@ pub fn shares_text(status: &DaemonStatus) -> String {
             share.cache
         )
     };
-    status.shares.iter().map(share_line).collect()
+    status.snapshot.shares.iter().map(share_line).collect()
 }
 
-pub fn decisions_text(decisions: &[DecisionStatus], max_lines: usize) -> String {
-    let decision_line =
-        |decision: &DecisionStatus| format!("  window {}: {}\n", decision.window, decision.reason);
+pub fn decisions_text(decisions: &[DecisionSnapshot], max_lines: usize) -> String {
+    let decision_line = |decision: &DecisionSnapshot| {
+        format!("  window {}: {}\n", decision.window, decision.reason)
+    };
     decisions
         .iter()
         .take(max_lines)
@@ -327,7 +331,7 @@ pub fn problems_text(status: &DaemonStatus) -> String {
         .iter()
         .map(|plan| format!("refused, the previous plan stays in force: {plan}\n"));
     let (mut planned, mut refused) = (Vec::new(), Vec::new());
-    for line in &status.refused {
+    for line in &status.snapshot.refused {
         match line.strip_suffix(OBSERVE_ONLY_REASON) {
             Some(item) => planned.push(item.trim_end_matches(": ").to_string()),
             None => refused.push(format!("refused: {line}\n")),
@@ -346,6 +350,7 @@ pub fn problems_text(status: &DaemonStatus) -> String {
         .chain(refusals)
         .chain(
             status
+                .snapshot
                 .overridden
                 .iter()
                 .take(5)
@@ -354,7 +359,7 @@ pub fn problems_text(status: &DaemonStatus) -> String {
         .collect()
 }
 
-fn promises_text(promises: &[PromiseStatus]) -> String {
+fn promises_text(promises: &[PromiseSnapshot]) -> String {
     promises
         .iter()
         .map(|promise| format!("promise: {}\n", escape_controls(&promise.text)))
@@ -364,7 +369,7 @@ fn promises_text(promises: &[PromiseStatus]) -> String {
 fn describe_plan(status: &DaemonStatus) -> String {
     format!(
         "{}{}{}{}",
-        promises_text(&status.promises),
+        promises_text(&status.snapshot.promises),
         gang_lines(status),
         shares_text(status),
         problems_text(status)
@@ -388,7 +393,7 @@ fn render_status(
     } else {
         format!("\nlast decisions\n{decisions}")
     };
-    let services = render_services(&status.services, rows.0);
+    let services = render_services(&status.snapshot.services, rows.0);
     let threads = if with_threads {
         cache_tables(status, rows.1)
     } else {
@@ -418,14 +423,14 @@ pub struct ExplainJson {
     pub policy: String,
     pub mode: ManageMode,
     /// Services that the request names, or to which the named threads belong.
-    pub services: Vec<ServiceStatus>,
-    pub tasks: Vec<TaskStatus>,
+    pub services: Vec<ServiceSnapshot>,
+    pub tasks: Vec<TaskSnapshot>,
     /// Promises to the program, with their states.
-    pub promises: Vec<PromiseStatus>,
+    pub promises: Vec<PromiseSnapshot>,
     /// Managed threads of other processes on the program's cache.
     pub co_runners: Vec<String>,
     /// Decisions that name the program, newest first.
-    pub decisions: Vec<DecisionStatus>,
+    pub decisions: Vec<DecisionSnapshot>,
     pub refused: Vec<String>,
     /// Conflicts of the program's affinities with the kernel's own cache-aware scheduling.
     pub conflicts: Vec<String>,
@@ -438,8 +443,8 @@ const MAX_CO_RUNNERS: usize = 12;
 const MAX_KNOWN_PROGRAMS: usize = 8;
 
 /// Lists what is known of each program, by its thread with the most facts.
-fn known_facts_text(tasks: &[TaskStatus]) -> String {
-    let mut best_known: BTreeMap<&str, &TaskStatus> = BTreeMap::new();
+fn known_facts_text(tasks: &[TaskSnapshot]) -> String {
+    let mut best_known: BTreeMap<&str, &TaskSnapshot> = BTreeMap::new();
     for task in tasks {
         let known_best = best_known.entry(&task.name).or_insert(task);
         if task.known.len() > known_best.known.len() {
@@ -455,7 +460,7 @@ fn known_facts_text(tasks: &[TaskStatus]) -> String {
             });
         format!("{} ({}{age})", origin.fact, origin.source.describe())
     };
-    let program_line = |(name, task): (&str, &TaskStatus)| {
+    let program_line = |(name, task): (&str, &TaskSnapshot)| {
         let origins: Vec<String> = task.known.iter().map(describe_origin).collect();
         let facts = if origins.is_empty() {
             "nothing yet".to_string()
@@ -537,8 +542,8 @@ pub fn explain_text(explanation: &ExplainJson) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::{Fact, FactSource, Profile, RateFacts};
-    use cachemate_daemon::status::{GangStatus, ShareStatus};
+    use cachemate_core::{Fact, FactSource, Profile, RateFacts, ReasonKind};
+    use cachemate_page::Snapshot;
 
     /// Are lines truncated at a terminal's width, and left whole in a pipe?
     #[test]
@@ -563,10 +568,9 @@ mod tests {
             format!("CPUs of a(1): {OBSERVE_ONLY_REASON}"),
             "probe 3: the task has exited".to_string(),
         ];
-        let text = problems_text(&DaemonStatus {
-            refused,
-            ..DaemonStatus::default()
-        });
+        let mut status = DaemonStatus::default();
+        status.snapshot.refused = refused;
+        let text = problems_text(&status);
         assert_eq!(
             text,
             "refused: probe 3: the task has exited\nplanned, but not made in mode observe: CPUs of a(1)\n"
@@ -584,11 +588,11 @@ mod tests {
             ..RateFacts::default()
         });
         profile.contention.intensity = Some(Fact::new(0.4, FactSource::StoredProfile, 7));
-        let thread = |tid: i32, known: Vec<FactOrigin>| TaskStatus {
+        let thread = |tid: i32, known: Vec<FactOrigin>| TaskSnapshot {
             tid,
             name: "redis".into(),
             known,
-            ..TaskStatus::default()
+            ..TaskSnapshot::default()
         };
         let tasks = vec![
             thread(1, Vec::new()),
@@ -600,9 +604,9 @@ mod tests {
         assert_eq!(known_facts_text(&tasks), line);
         let later = vec![
             thread(1, profile.origins(10)[..1].to_vec()),
-            TaskStatus {
+            TaskSnapshot {
                 name: "new".into(),
-                ..TaskStatus::default()
+                ..TaskSnapshot::default()
             },
         ];
         let lines = "known of new: nothing yet\nknown of redis: observed misses per kilo instr (counters, 3 windows before \
@@ -613,8 +617,9 @@ mod tests {
     /// Do the status, top and the explanation word the state of a promise identically?
     #[test]
     fn all_views_word_a_promise_identically() {
-        let promise = PromiseStatus {
-            pid: 7,
+        let promise = PromiseSnapshot {
+            program: 0,
+            pid: Some(7),
             name: "redis(7)".to_string(),
             state: cachemate_core::PromiseState::Broken,
             max_slowdown: Some(0.05),
@@ -623,10 +628,8 @@ mod tests {
             text: "redis(7) is broken: 17.0 % slower than alone".to_string(),
         };
         let line = "promise: redis(7) is broken: 17.0 % slower than alone\n";
-        let status = DaemonStatus {
-            promises: vec![promise.clone()],
-            ..DaemonStatus::default()
-        };
+        let mut status = DaemonStatus::default();
+        status.snapshot.promises = vec![promise.clone()];
         assert!(
             status_text(&status, true).contains(line)
                 && top_text(&status, true, None).contains(line)
@@ -645,39 +648,43 @@ mod tests {
     #[test]
     fn a_hostile_name_stays_one_word_in_one_row() {
         let name = "\u{1b}[2J\n  1  1 init";
-        let tasks = vec![TaskStatus {
+        let tasks = vec![TaskSnapshot {
             task: 7,
             pid: 107,
             tid: 107,
             name: name.to_string(),
             measured_slowdown: Some(1e300),
-            ..TaskStatus::default()
+            ..TaskSnapshot::default()
         }];
-        let gangs = vec![GangStatus {
+        let gangs = vec![GangSnapshot {
             cpus: "0".into(),
             slice_ns: 1,
             gangs: vec![vec![7]],
+            programs: vec![vec![0]],
         }];
-        let share = ShareStatus {
+        let share = ShareSnapshot {
             ways: Some("0-1".into()),
             tasks: vec![7],
-            ..ShareStatus::default()
+            ..ShareSnapshot::default()
         };
-        let decision = DecisionStatus {
+        let decision = DecisionSnapshot {
             window: 1,
+            kind: ReasonKind::Explanation,
             tasks: vec![7],
+            programs: vec![0],
             reason: format!("{} is alone", describe_thread(name, 107)),
             numbers: vec![("n".into(), 1e308)],
         };
-        let status = DaemonStatus {
+        let snapshot = Snapshot {
             tasks: tasks.clone(),
             gangs,
             shares: vec![share],
-            ..DaemonStatus::default()
+            ..Snapshot::default()
         };
         let status = DaemonStatus {
+            snapshot,
             decisions: vec![decision.clone()],
-            ..status
+            ..DaemonStatus::default()
         };
         let co_runners = vec![describe_thread(name, 107)];
         for text in [

@@ -25,7 +25,7 @@ const PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::fr
 
 /// A daemon that observes programs with hostile names, with its page at `address`.
 struct PageFixture {
-    daemon: ChildGuard,
+    _daemon: ChildGuard,
     programs: Vec<ChildGuard>,
     _dir: tempfile::TempDir,
     /// The address of the page, as the daemon prints it.
@@ -72,7 +72,7 @@ impl PageFixture {
         );
         let at = said_at(&mut daemon.0);
         PageFixture {
-            daemon,
+            _daemon: daemon,
             programs,
             _dir: dir,
             at,
@@ -150,7 +150,6 @@ fn the_daemons_page_requires_the_printed_token() {
     );
     let last = reported.last().unwrap();
     assert_eq!(last["daemon"]["acting"], json!(false));
-    assert_eq!(last["daemon"]["pid"], json!(shown.daemon.pid()));
     let mut names: Vec<_> = last["programs"]
         .as_array()
         .unwrap()

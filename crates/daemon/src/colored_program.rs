@@ -112,7 +112,7 @@ impl ColoredProgram {
             command.pre_exec(|| Ok(rustix::thread::disable_transparent_huge_pages(true)?));
         }
         if launch.ends_with_parent {
-            crate::children::end_with_parent(&mut command, rustix::process::Signal::KILL);
+            crate::end_with_parent(&mut command, rustix::process::Signal::KILL);
         }
         let child = match command.spawn() {
             Ok(child) => child,

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use cachemate_core::{ControlLoopError, RunHeader};
+use cachemate_core::{ControlLoopError, Machine, RunHeader, WindowRecord};
 use cachemate_linux::act::group_owners::GroupOwners;
 use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::nri::NriOptions;
@@ -16,6 +16,7 @@ use cachemate_linux::safety::restore::{RestoreOutcome, RestoredObject};
 use cachemate_linux::sense::miss_cost::cycle_ns;
 use cachemate_linux::sense::progress::ProgressReports;
 use cachemate_page::serve::page::PageAddress;
+use cachemate_page::{Snapshot, SnapshotBuilder};
 use cachemate_spec::{ManageConfig, ManageMode, User, load_manage_config};
 use cachemate_trace::RunLogWriter;
 use sd_notify::NotifyState;
@@ -25,11 +26,11 @@ use crate::host::{self, LiveLoop, LiveRunOptions};
 use crate::host_means::describe_means;
 use crate::loss_history::{HistoryRecorder, unix_time_s};
 use crate::metrics::{MetricsAddress, MetricsTextfile};
+use crate::paths;
 use crate::service_watch::ServiceWatch;
 pub use crate::socket::ControlFlags;
 use crate::socket::{self, SharedStatus};
-use crate::status::{StatusTracker, describe_evidence_level};
-use crate::{page, paths};
+use crate::status::{DaemonParts, DaemonStatus, StatusTracker, describe_evidence_level};
 
 /// Maximum time that a start waits for a guardian that is restoring the host.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -155,28 +156,27 @@ pub fn run(
         .iter()
         .for_each(|evidence| report(&evidence.to_string()));
     let shared_status = new_shared_status(&options, flags);
-    let mut status_tracker = StatusTracker::new(header.pipeline.predictor.clone(), start_time);
     let missing_config = source.describe_absence();
     missing_config.iter().for_each(|absence| report(absence));
-    status_tracker.status.config = missing_config
-        .is_none()
-        .then(|| source.path().display().to_string());
-    status_tracker.status.version = env!("CARGO_PKG_VERSION").to_string();
-    status_tracker.status.pid = std::process::id();
-    status_tracker.status.level = host_survey.capability_survey.level;
     let calibrated_level = host::start_calibration(&host_survey);
-    status_tracker.status.calibrated = calibrated_level.load(Ordering::Relaxed) != 0;
-    status_tracker.status.hertz =
-        Some(1e9 / cycle_ns(cachemate_core::Machine::topology(&live.machine)));
-    status_tracker.status.mode = options.config.mode;
-    status_tracker.status.policy = live.policy_name.clone();
-    status_tracker.status.colors = Some(describe_colors(&live));
-    let means = describe_means(
-        cachemate_core::Machine::topology(&live.machine),
-        cachemate_core::Machine::capabilities(&live.machine),
-    );
-    status_tracker.status.means = Some(means.clone());
-    status_tracker.status.state_dir = Some(options.state_dir.display().to_string());
+    let means = describe_means(live.machine.topology(), live.machine.capabilities());
+    let status = DaemonStatus {
+        config: missing_config
+            .is_none()
+            .then(|| source.path().display().to_string()),
+        version: env!("CARGO_PKG_VERSION").to_string(),
+        pid: std::process::id(),
+        level: host_survey.capability_survey.level,
+        calibrated: calibrated_level.load(Ordering::Relaxed) != 0,
+        hertz: Some(1e9 / cycle_ns(live.machine.topology())),
+        mode: options.config.mode,
+        policy: live.policy_name.clone(),
+        colors: Some(describe_colors(&live)),
+        means: Some(means.clone()),
+        state_dir: Some(options.state_dir.display().to_string()),
+        ..DaemonStatus::default()
+    };
+    let mut status_tracker = StatusTracker::new(status, &header, start_time);
     publish(&shared_status, &status_tracker);
     let socket_path = options
         .config
@@ -232,15 +232,17 @@ pub fn run(
     };
     live.machine
         .set_heartbeat(|| _ = sd_notify::notify(false, &[NotifyState::Watchdog]));
-    let outcome = run_windows(
+    let outcome = WindowLoop {
         source,
         flags,
-        &mut live,
-        &mut status_tracker,
+        builder: SnapshotBuilder::new(&sinks.header),
+        control_loop: &mut live,
+        status_tracker,
         sinks,
-        &calibrated_level,
+        calibrated_level: &calibrated_level,
         report,
-    );
+    }
+    .run();
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
     let restored_objects = live.machine.restore_all()?;
     report_failures(&restored_objects, report)?;
@@ -250,7 +252,7 @@ pub fn run(
 /// The page colors that this daemon can use, for the status. `doctor` may report more, because its user may have more
 /// rights than the daemon.
 fn describe_colors(control_loop: &LiveLoop) -> String {
-    use cachemate_core::{Ability, Machine, Support};
+    use cachemate_core::{Ability, Support};
     match control_loop
         .machine
         .capabilities()
@@ -326,110 +328,189 @@ struct WindowSinks {
     history: HistoryRecorder,
 }
 
-fn run_windows(
-    source: &ConfigSource,
-    flags: &ControlFlags,
-    control_loop: &mut LiveLoop,
-    status_tracker: &mut StatusTracker,
+/// The loop of the daemon, window by window.
+struct WindowLoop<'a> {
+    source: &'a ConfigSource,
+    flags: &'a ControlFlags,
+    control_loop: &'a mut LiveLoop,
+    builder: SnapshotBuilder,
+    status_tracker: StatusTracker,
     sinks: WindowSinks,
-    calibrated_level: &AtomicU32,
-    report: &dyn Fn(&str),
-) -> anyhow::Result<()> {
-    let WindowSinks {
-        shared_status,
-        mut log,
-        mut endpoints,
-        header,
-        mut services,
-        mut history,
-    } = sinks;
-    loop {
-        if flags.reload.swap(false, Ordering::Relaxed)
-            && reload(
-                source,
-                control_loop,
-                status_tracker,
-                &shared_status,
-                &mut services,
-                report,
-            )
-        {
-            end_log(&mut log, "the configuration was reloaded", report);
-        }
-        let record = match control_loop.step() {
-            Ok(Some(record)) => record,
-            Ok(None) => break,
-            Err(ControlLoopError::Plan { bad, window, .. }) => {
-                end_log(&mut log, "a plan was refused", report);
-                if status_tracker.refuse_plan(window, &bad) {
-                    report(&format!(
-                        "the plan of window {window} is invalid, so the previous plan stays in force: {bad}"
-                    ));
+    calibrated_level: &'a AtomicU32,
+    report: &'a dyn Fn(&str),
+}
+
+impl WindowLoop<'_> {
+    fn run(mut self) -> anyhow::Result<()> {
+        let report = self.report;
+        loop {
+            if self.flags.reload.swap(false, Ordering::Relaxed) && self.reload() {
+                end_log(
+                    &mut self.sinks.log,
+                    "the configuration was reloaded",
+                    report,
+                );
+            }
+            match self.control_loop.step() {
+                Ok(Some(record)) => self.pass_on(&record),
+                Ok(None) => break,
+                Err(ControlLoopError::Plan { bad, window, .. }) => {
+                    end_log(&mut self.sinks.log, "a plan was refused", report);
+                    if self.status_tracker.refuse_plan(window, &bad) {
+                        report(&format!(
+                            "the plan of window {window} is invalid, so the previous plan stays in force: {bad}"
+                        ));
+                    }
+                    publish(&self.sinks.shared_status, &self.status_tracker);
                 }
-                publish(&shared_status, status_tracker);
-                let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
-                continue;
+                Err(error) => {
+                    self.store_what_was_learned();
+                    return Err(error.into());
+                }
             }
-            Err(error) => {
-                services.store_profiles(control_loop, report);
-                history.write(report);
-                return Err(error.into());
-            }
-        };
+            let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
+        }
+
+        self.store_what_was_learned();
+        if let Some(writer) = self.sinks.log {
+            writer.finish()?;
+        }
+        Ok(())
+    }
+
+    fn store_what_was_learned(&mut self) {
+        self.sinks
+            .services
+            .store_profiles(self.control_loop, self.report);
+        self.sinks.history.write(self.report);
+    }
+
+    /// Builds the snapshot of a window, and passes it on to everything that shows or stores it.
+    fn pass_on(&mut self, record: &WindowRecord) {
+        let WindowLoop {
+            control_loop,
+            status_tracker,
+            sinks,
+            report,
+            ..
+        } = self;
         // If the disk is full, the log ends but the management continues.
-        if let Some(Err(error)) = log.as_mut().map(|writer| writer.push(&record)) {
+        if let Some(Err(error)) = sinks.log.as_mut().map(|writer| writer.push(record)) {
             report(&format!("the run log ends here: {error}"));
-            log = None;
+            sinks.log = None;
         }
-        let topology = cachemate_core::Machine::topology(&control_loop.machine).clone();
-        status_tracker.observe(
-            &record,
-            &control_loop.machine,
-            &topology,
-            control_loop.profiles(),
-        );
-        services.observe(control_loop, &mut status_tracker.status, report);
-        history.observe(&status_tracker.status.services, unix_time_s(), report);
-        let level = calibrated_level.load(Ordering::Relaxed);
-        let status = &status_tracker.status;
-        if level != 0 && (!status.calibrated || level != status.level) {
+
+        let host = control_loop.machine.host_report();
+        let mut snapshot =
+            self.builder
+                .build_snapshot(record, control_loop.profiles(), Some(&host));
+        let unmatched_rules = sinks
+            .services
+            .observe(control_loop, &host, &mut snapshot, *report);
+        sinks
+            .history
+            .observe(&snapshot.services, unix_time_s(), *report);
+
+        sinks
+            .endpoints
+            .retry_unavailable(&sinks.shared_status, &sinks.header, *report);
+        let level = self.calibrated_level.load(Ordering::Relaxed);
+        let before = &status_tracker.status;
+        if level != 0 && (!before.calibrated || level != before.level) {
             report(&describe_evidence_level(level, true));
-            (
-                status_tracker.status.level,
-                status_tracker.status.calibrated,
-            ) = (level, true);
         }
-        if status_tracker.status.mode == ManageMode::Act && !control_loop.machine.is_acting() {
+        if before.mode == ManageMode::Act && !host.is_acting {
             report(
                 "root's cachemate is now managing this host: this daemon has restored its changes and only observes",
             );
-            report_restored(&control_loop.machine.take_overruled(), report);
+            report_restored(&control_loop.machine.take_overruled(), *report);
         }
-        status_tracker.status.mode = if control_loop.machine.is_acting() {
-            ManageMode::Act
-        } else {
-            ManageMode::Observe
+        let parts = DaemonParts {
+            calibrated_level: (level != 0).then_some(level),
+            unavailable: sinks.endpoints.unavailable.clone(),
+            nri: sinks.services.nri_state(),
+            unmatched_rules,
         };
-        if endpoints.retry_unavailable(&shared_status, &header, report) {
-            status_tracker
-                .status
-                .unavailable
-                .clone_from(&endpoints.unavailable);
+        status_tracker.observe(record, snapshot, &host, parts);
+        publish(&sinks.shared_status, status_tracker);
+
+        if let Some(feed) = &sinks.endpoints.feed {
+            let snapshot = Snapshot {
+                daemon: Some(status_tracker.status.for_page()),
+                ..status_tracker.status.snapshot.clone()
+            };
+            feed.push(snapshot, control_loop.profiles());
         }
-        publish(&shared_status, status_tracker);
-        if let Some(feed) = &endpoints.feed {
-            feed.push(record, control_loop.profiles(), || {
-                page::daemon_state(&control_loop.machine, &status_tracker.status)
-            });
+    }
+
+    /// Reloads the configuration. If it is invalid, the previous one stays in force. Returns true if a new one is in
+    /// force.
+    fn reload(&mut self) -> bool {
+        let WindowLoop {
+            source,
+            control_loop,
+            status_tracker,
+            sinks,
+            report,
+            ..
+        } = self;
+        let _ = sd_notify::notify(false, &[NotifyState::Reloading]);
+        // A file that was there and is gone was moved by accident or is being replaced: no rules would be left.
+        let vanished_file = status_tracker
+            .status
+            .config
+            .as_ref()
+            .filter(|file| !cachemate_files::path_exists(std::path::Path::new(file)));
+        let config = match vanished_file {
+            Some(file) => Err(anyhow::anyhow!(
+                "{file}: the file is gone, expected the configuration"
+            )),
+            None => source.read(),
+        };
+        let outcome = config.and_then(|config| {
+            let policy = host::build_verified_policy(&config)?;
+            let name = host::policy_config(&config).name;
+            let is_acting = config.mode == ManageMode::Act;
+            let new_lock = if is_acting && !control_loop.machine.may_act() {
+                Some(host::acquire_actuation_lock(
+                    &config.state_dir.clone().unwrap_or_else(paths::state_dir),
+                )?)
+            } else {
+                None
+            };
+            // Nothing after this can fail, so the rules and the policy are replaced together or not at all.
+            let restored_objects = control_loop.machine.set_rules(
+                host::manage_rules(&config.rules),
+                config.cpusets.clone(),
+                is_acting,
+            )?;
+            if let Some(actuation_lock) = new_lock {
+                control_loop.machine.set_actuation_lock(actuation_lock);
+            }
+            report_restored(&restored_objects, *report);
+            cachemate_pipeline::replace_policy(control_loop, name, policy);
+            *sinks
+                .shared_status
+                .allow_users
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = allowed_user_ids(&config);
+            Ok(config)
+        });
+        let is_reloaded = outcome.is_ok();
+        match outcome {
+            Ok(config) => {
+                status_tracker.reload(Ok((config.mode, control_loop.policy_name.clone())));
+                sinks.services.set_config(config);
+                report("configuration reloaded");
+            }
+            Err(error) => {
+                report(&format!("configuration not reloaded: {error:#}"));
+                status_tracker.reload(Err(format!("{error:#}")));
+            }
         }
-        let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
+        let _ = sd_notify::notify(false, &[NotifyState::Ready]);
+        is_reloaded
     }
-    services.store_profiles(control_loop, report);
-    history.write(report);
-    if let Some(writer) = log {
-        writer.finish()?;
-    }
-    Ok(())
 }
 
 /// Ends the run log, because its header does not describe later windows, and a replay would decide differently.
@@ -439,79 +520,6 @@ fn end_log(log: &mut Option<RunLogWriter>, reason: &str, report: &dyn Fn(&str)) 
         Some(Ok(())) => report(&format!("the run log ends here: {reason}")),
         Some(Err(error)) => report(&format!("the run log could not be closed: {error}")),
     }
-}
-
-/// Reloads the configuration. If it is invalid, the previous one stays in force. Returns true if a new one is in
-/// force.
-fn reload(
-    source: &ConfigSource,
-    control_loop: &mut LiveLoop,
-    status_tracker: &mut StatusTracker,
-    shared_status: &SharedStatus,
-    services: &mut ServiceWatch,
-    report: &dyn Fn(&str),
-) -> bool {
-    let _ = sd_notify::notify(false, &[NotifyState::Reloading]);
-    // A file that was there and is gone was moved by accident or is being replaced: no rules would be left.
-    let vanished_file = status_tracker
-        .status
-        .config
-        .as_ref()
-        .filter(|file| !cachemate_files::path_exists(std::path::Path::new(file)));
-    let config = match vanished_file {
-        Some(file) => Err(anyhow::anyhow!(
-            "{file}: the file is gone, expected the configuration"
-        )),
-        None => source.read(),
-    };
-    let outcome = config.and_then(|config| {
-        let policy = host::build_verified_policy(&config)?;
-        let name = host::policy_config(&config).name;
-        let is_acting = config.mode == ManageMode::Act;
-        let new_lock = if is_acting && !control_loop.machine.may_act() {
-            Some(host::acquire_actuation_lock(
-                &config.state_dir.clone().unwrap_or_else(paths::state_dir),
-            )?)
-        } else {
-            None
-        };
-        // Nothing after this can fail, so the rules and the policy are replaced together or not at all.
-        let restored_objects = control_loop.machine.set_rules(
-            host::manage_rules(&config.rules),
-            config.cpusets.clone(),
-            is_acting,
-        )?;
-        if let Some(actuation_lock) = new_lock {
-            control_loop.machine.set_actuation_lock(actuation_lock);
-        }
-        report_restored(&restored_objects, report);
-        cachemate_pipeline::replace_policy(control_loop, name, policy);
-        *shared_status
-            .allow_users
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = allowed_user_ids(&config);
-        Ok(config)
-    });
-    let is_reloaded = outcome.is_ok();
-    match outcome {
-        Ok(config) => {
-            status_tracker.status.mode = config.mode;
-            status_tracker
-                .status
-                .policy
-                .clone_from(&control_loop.policy_name);
-            status_tracker.status.config_error = None;
-            status_tracker.status.unmatched_rules.clear();
-            services.set_config(config);
-            report("configuration reloaded");
-        }
-        Err(error) => {
-            report(&format!("configuration not reloaded: {error:#}"));
-            status_tracker.status.config_error = Some(format!("{error:#}"));
-        }
-    }
-    let _ = sd_notify::notify(false, &[NotifyState::Ready]);
-    is_reloaded
 }
 
 /// Reports objects that could not be restored, or were left unchanged because another process has changed them.

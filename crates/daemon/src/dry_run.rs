@@ -6,7 +6,7 @@ use cachemate_core::{Change, ControlLoopError, WindowRecord};
 use cachemate_linux::machine::OBSERVE_ONLY_REASON;
 use cachemate_linux::safety::journal::Journal;
 use cachemate_linux::sense::progress::ProgressReports;
-use cachemate_page::window_view::{TaskNames, describe_refusals};
+use cachemate_page::{TaskNames, describe_refusals};
 use cachemate_report::text::escape_controls;
 use cachemate_spec::ManageMode;
 use serde::Serialize;
@@ -137,7 +137,8 @@ impl DryRun {
         while self.windows < max_windows {
             match control_loop.step() {
                 Ok(Some(record)) => {
-                    if self.observe(&record, control_loop.machine.planned_changes()) {
+                    let host = control_loop.machine.host_report();
+                    if self.observe(&record, &host.planned_changes) {
                         break;
                     }
                 }

@@ -335,15 +335,32 @@ fn build_pipeline(
 /// The policy if the configuration names none. No task is moved unless the mode is `act`.
 const DEFAULT_POLICY: &str = "auto";
 
-/// The configured policy, or the default one.
+/// The configured policy, or the default one. Its windows are as long as the configured `window_ms`, unless its own
+/// parameters give a length or it has none.
 pub(crate) fn policy_config(config: &ManageConfig) -> PolicyConfig {
-    let policy_choice = config.policy.clone().unwrap_or(PolicyChoice {
+    let PolicyChoice { name, parameters } = config.policy.clone().unwrap_or(PolicyChoice {
         name: DEFAULT_POLICY.into(),
         parameters: Default::default(),
     });
+    if let Some(window_ms) = config.window_ms
+        && !parameters.contains_key("window_ns")
+    {
+        let window_ns = i64::try_from(window_ms.saturating_mul(1_000_000)).unwrap_or(i64::MAX);
+        let mut with_window = parameters.clone();
+        with_window.insert("window_ns".to_string(), window_ns.into());
+        let with_window = with_window.to_string();
+        if policies::build(&name, &with_window, config.seed).is_ok() {
+            return PolicyConfig {
+                name,
+                parameters: with_window,
+                seed: config.seed,
+            };
+        }
+    }
+
     PolicyConfig {
-        name: policy_choice.name,
-        parameters: policy_choice.parameters.to_string(),
+        name,
+        parameters: parameters.to_string(),
         seed: config.seed,
     }
 }
@@ -376,6 +393,7 @@ pub(crate) fn manage_rules(rules: &[RuleConfig]) -> Vec<ManageRule> {
         command: rule.command.clone(),
         cgroup: rule.cgroup.clone(),
         pid: rule.pid,
+        meant_process: Default::default(), // the machine binds the rule to a process
         user: match rule.user {
             Some(User::Id(id)) => Some(id),
             _ => None, // names became numbers when the file was read
@@ -437,6 +455,20 @@ pub(crate) fn read_known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<
 #[cfg(all(test, not(feature = "chaos")))]
 mod tests {
     use super::*;
+
+    /// Is a window as long as `window_ms`, unless the policy's own parameters say otherwise?
+    #[test]
+    fn windows_of_a_policy_are_as_long_as_configured() {
+        let parameters_of = |text: &str| {
+            let config = cachemate_spec::parse_manage_config("c.toml", text, &|_| None)
+                .expect("a valid configuration");
+            policy_config(&config).parameters.replace(' ', "")
+        };
+        let own = "window_ms=500\npolicy={name=\"auto\",parameters={window_ns=7}}";
+        assert_eq!(parameters_of("window_ms=500").trim(), "window_ns=500000000");
+        assert_eq!(parameters_of(own).trim(), "window_ns=7");
+        assert_eq!(parameters_of("").trim(), "");
+    }
 
     /// Does a daemon as shipped reject the policies that only tests use?
     #[test]

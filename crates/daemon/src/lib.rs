@@ -25,7 +25,6 @@
 
 #[cfg(feature = "chaos")]
 mod chaos_policies;
-mod children;
 pub mod colored_program;
 pub mod daemon;
 pub mod dry_run;
@@ -33,21 +32,17 @@ mod endpoints;
 pub mod guardian;
 pub mod host;
 mod host_means;
-pub mod host_use;
 mod http;
 pub mod loss_history;
 mod metrics;
-mod page;
 pub mod path_checks;
 pub mod paths;
 pub mod programs;
-pub mod promise_status;
 pub mod rule_report;
 pub mod service_profiles;
-pub mod service_status;
 mod service_watch;
 pub mod socket;
 pub mod status;
 
-pub use children::end_with_parent;
+pub use cachemate_trace::end_with_parent;
 pub use metrics::OPEN_METRICS;

@@ -17,7 +17,7 @@ use cachemate_core::{ServiceIdentity, ServiceKind};
 use cachemate_files::{DirAccess, TrustedDir};
 use serde::{Deserialize, Serialize};
 
-use crate::service_status::ServiceStatus;
+use cachemate_page::ServiceSnapshot;
 
 const SECONDS_PER_MINUTE: u64 = 60;
 const SECONDS_PER_DAY: u64 = 86_400;
@@ -74,7 +74,7 @@ pub struct ServiceMinute {
 }
 
 impl ServiceMinute {
-    fn new(status: &ServiceStatus) -> Self {
+    fn new(status: &ServiceSnapshot) -> Self {
         let cache_causes = status.cache_by.iter().take(MAX_CAUSES);
         let waiting_causes = status.waiting_by.iter().take(MAX_CAUSES);
         ServiceMinute {
@@ -247,7 +247,7 @@ impl HistoryRecorder {
     /// Observes the services of a window that ended at this time, and writes the minute that it completes.
     pub(crate) fn observe(
         &mut self,
-        services: &[ServiceStatus],
+        services: &[ServiceSnapshot],
         unix_s: u64,
         report: &dyn Fn(&str),
     ) {
@@ -404,9 +404,9 @@ mod tests {
     use cachemate_auto::service_losses::{ServiceReport, ServiceSlowdown, WaitingCause};
     use cachemate_core::Estimate;
 
-    fn status_fixture(name: &str, waiting: f64, cause: Option<&str>) -> ServiceStatus {
+    fn status_fixture(name: &str, waiting: f64, cause: Option<&str>) -> ServiceSnapshot {
         let unit = |name: &str| ServiceIdentity::new(ServiceKind::Unit, format!("{name}.service"));
-        ServiceStatus::new(&ServiceReport {
+        ServiceSnapshot::new(&ServiceReport {
             service: unit(name),
             tasks: Vec::new(),
             max_slowdown: None,
@@ -478,7 +478,7 @@ mod tests {
     #[test]
     fn a_week_of_a_crowded_host_stays_within_fifty_megabytes() {
         let dir = tempfile::tempdir().unwrap();
-        let services: Vec<ServiceStatus> = (0..300)
+        let services: Vec<ServiceSnapshot> = (0..300)
             .map(|index| {
                 let name = format!("{index:03}{}", "x".repeat(200));
                 status_fixture(&name, f64::from(index) / 100.0, Some("spinner"))
@@ -557,7 +557,7 @@ mod tests {
         let mut recorder = HistoryRecorder::new(dir.path());
         for window in 0..30 {
             let names = (0..100).map(|index| format!("job{}", 100 * window + index));
-            let services: Vec<ServiceStatus> = names
+            let services: Vec<ServiceSnapshot> = names
                 .enumerate()
                 .map(|(index, name)| status_fixture(&name, index as f64 / 100.0, None))
                 .collect();

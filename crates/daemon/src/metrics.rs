@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use cachemate_core::PromiseState;
+use cachemate_page::{CacheSnapshot, ContentionClass, PromiseSnapshot, ServiceSnapshot};
 use cachemate_report::text::escape_controls;
 use cachemate_spec::{ManageConfig, ManageMode};
 use prometheus_client::encoding::text::encode;
@@ -28,10 +29,8 @@ use prometheus_client::registry::{Registry, Unit};
 use std::sync::atomic::AtomicU64;
 
 use crate::http;
-use crate::promise_status::PromiseStatus;
-use crate::service_status::ServiceStatus;
 use crate::socket::SharedStatus;
-use crate::status::{CacheStatus, ContentionClass, DaemonStatus};
+use crate::status::DaemonStatus;
 
 /// Maximum number of series with a program's name.
 const MAX_NAMED_SERIES: usize = 10;
@@ -294,6 +293,7 @@ pub fn metrics_page(status: &DaemonStatus) -> String {
     // The label contains the CPUs, because a cache's id alone does not say where the cache is.
     let cache_labels = |id: u32| {
         let cpus = status
+            .snapshot
             .caches
             .iter()
             .find(|cache| cache.cache == id)
@@ -304,6 +304,7 @@ pub fn metrics_page(status: &DaemonStatus) -> String {
         ]
     };
     let tasks = status
+        .snapshot
         .caches
         .iter()
         .map(|c| (cache_labels(c.cache).to_vec(), c.tasks.len() as f64))
@@ -314,32 +315,33 @@ pub fn metrics_page(status: &DaemonStatus) -> String {
         "Managed threads last seen on the cache",
         tasks,
     );
-    let cache_readings: [(&str, &str, fn(&CacheStatus) -> Option<f64>); 3] = [
+    let cache_readings: [(&str, &str, fn(&CacheSnapshot) -> Option<f64>); 3] = [
         (
             "cache_busy_cpus",
             "Busy CPUs of the cache, whichever programs use them",
-            |cache| cache.readings.busy_cpus,
+            |cache| cache.busy_cpus,
         ),
         (
             "cache_memory_bytes_per_second",
             "Memory traffic of the cache",
-            |cache| cache.readings.memory_bytes_per_second,
+            |cache| cache.memory_bytes_per_second,
         ),
         (
             "cache_occupancy_bytes",
             "Bytes of the cache in use",
-            |cache| cache.readings.occupancy_bytes.map(|bytes| bytes as f64),
+            |cache| cache.occupancy_bytes.map(|bytes| bytes as f64),
         ),
     ];
     for (name, help, reading) in cache_readings {
         let known = status
+            .snapshot
             .caches
             .iter()
             .filter_map(|c| Some((cache_labels(c.cache).to_vec(), reading(c)?)));
         register_gauge(&mut registry, name, help, known.collect());
     }
     let mut tasks_by_class: BTreeMap<&str, f64> = BTreeMap::new();
-    for task in &status.tasks {
+    for task in &status.snapshot.tasks {
         *tasks_by_class
             .entry(task.class.map_or("unknown", ContentionClass::text))
             .or_default() += 1.0;
@@ -354,7 +356,7 @@ pub fn metrics_page(status: &DaemonStatus) -> String {
         classes.collect(),
     );
     let mut intensity_by_name: BTreeMap<(String, u32), f64> = BTreeMap::new();
-    for task in &status.tasks {
+    for task in &status.snapshot.tasks {
         if let (Some(intensity), Some(cache)) = (task.intensity, task.cache) {
             let max_ratio = intensity_by_name
                 .entry((task.name.clone(), cache))
@@ -381,7 +383,7 @@ pub fn metrics_page(status: &DaemonStatus) -> String {
         labeled_rows,
     );
     register_promises(&mut registry, status);
-    register_services(&mut registry, &status.services);
+    register_services(&mut registry, &status.snapshot.services);
     let mut text = String::new();
     // Writing into a string cannot fail.
     let _ = encode(&mut text, &registry);
@@ -398,21 +400,24 @@ fn register_gauge(registry: &mut Registry, name: &str, help: &str, rows: Vec<(Me
 
 /// States and slowdowns of promises, by process.
 fn register_promises(registry: &mut Registry, status: &DaemonStatus) {
-    let promise_labels = |promise: &PromiseStatus, term: &str| {
+    let promise_labels = |promise: &PromiseSnapshot, term: &str| {
         vec![
             metric_label("name", &promise.name),
-            metric_label("pid", &promise.pid.to_string()),
+            metric_label(
+                "pid",
+                &promise.pid.map_or_else(String::new, |pid| pid.to_string()),
+            ),
             metric_label("term", term),
         ]
     };
-    let term_name = |promise: &PromiseStatus| {
+    let term_name = |promise: &PromiseSnapshot| {
         if promise.max_slowdown.is_some() {
             "max_slowdown"
         } else {
             "min_rate"
         }
     };
-    let states = status.promises.iter().flat_map(|promise| {
+    let states = status.snapshot.promises.iter().flat_map(|promise| {
         PromiseState::ALL.into_iter().map(move |state| {
             let mut labels = promise_labels(promise, term_name(promise));
             labels.push(metric_label("state", &state.describe().replace(' ', "_")));
@@ -426,11 +431,12 @@ fn register_promises(registry: &mut Registry, status: &DaemonStatus) {
         states.collect(),
     );
     let slowdowns: Vec<_> = status
+        .snapshot
         .promises
         .iter()
         .filter(|promise| promise.max_slowdown.is_some())
         .collect();
-    let slowdown_rows = |select_slowdown: fn(&PromiseStatus) -> Option<f64>| {
+    let slowdown_rows = |select_slowdown: fn(&PromiseSnapshot) -> Option<f64>| {
         slowdowns
             .iter()
             .filter_map(|promise| {
@@ -452,8 +458,8 @@ fn register_promises(registry: &mut Registry, status: &DaemonStatus) {
         (
             "promise_slowdown_ratio_low",
             "Lower end of the 95 % interval of promise_slowdown_ratio",
-            (|promise: &PromiseStatus| promise.measured.map(|slower| slower.low))
-                as fn(&PromiseStatus) -> Option<f64>,
+            (|promise: &PromiseSnapshot| promise.measured.map(|slower| slower.low))
+                as fn(&PromiseSnapshot) -> Option<f64>,
         ),
         (
             "promise_slowdown_ratio_high",
@@ -472,9 +478,9 @@ fn register_promises(registry: &mut Registry, status: &DaemonStatus) {
 }
 
 /// The losses of each service, and their main causes.
-fn register_services(registry: &mut Registry, services: &[ServiceStatus]) {
+fn register_services(registry: &mut Registry, services: &[ServiceSnapshot]) {
     let shown_services = &services[..services.len().min(MAX_SERVICES)];
-    let service_labels = |service: &ServiceStatus| {
+    let service_labels = |service: &ServiceSnapshot| {
         let mut labels = vec![
             metric_label("service", &service.name),
             metric_label("kind", service.kind.text()),
@@ -493,7 +499,7 @@ fn register_services(registry: &mut Registry, services: &[ServiceStatus]) {
         );
         labels
     };
-    let build_rows = |select_figure: fn(&ServiceStatus) -> f64| {
+    let build_rows = |select_figure: fn(&ServiceSnapshot) -> f64| {
         shown_services
             .iter()
             .map(|status| (service_labels(status), select_figure(status)))
@@ -520,7 +526,7 @@ fn register_services(registry: &mut Registry, services: &[ServiceStatus]) {
         "Threads that were ready and had no CPU, on average over the last window",
         waiting_threads.collect(),
     );
-    let loss_rows = |select_loss: fn(&ServiceStatus) -> Option<PercentLoss>| {
+    let loss_rows = |select_loss: fn(&ServiceSnapshot) -> Option<PercentLoss>| {
         let rows = shown_services
             .iter()
             .filter_map(|status| Some((service_labels(status), select_loss(status)?)));
@@ -649,6 +655,7 @@ mod alert_tests;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cachemate_page::TaskSnapshot;
 
     /// Do the names follow the conventions: own prefix, base units, `_total` on counters?
     #[test]
@@ -659,19 +666,19 @@ mod tests {
             mode: ManageMode::Act,
             ..DaemonStatus::default()
         };
-        status.caches.push(crate::status::CacheStatus {
+        status.snapshot.caches.push(CacheSnapshot {
             cache: 2,
             level: "L3".into(),
             cpus: "0-3".into(),
             size_bytes: None,
             tasks: vec![0, 1],
-            ..crate::status::CacheStatus::default()
+            ..CacheSnapshot::default()
         });
-        let task_of_class = |class| crate::status::TaskStatus {
+        let task_of_class = |class| TaskSnapshot {
             class,
-            ..crate::status::TaskStatus::default()
+            ..TaskSnapshot::default()
         };
-        status.tasks = vec![
+        status.snapshot.tasks = vec![
             task_of_class(Some(ContentionClass::NotVictim)),
             task_of_class(None),
         ];
@@ -752,8 +759,9 @@ mod tests {
     /// Does a promise have one series per state, exactly one of which is 1, and its measured and promised slowdowns?
     #[test]
     fn a_promise_has_a_series_per_state() {
-        let promise = PromiseStatus {
-            pid: 7,
+        let promise = PromiseSnapshot {
+            program: 0,
+            pid: Some(7),
             name: "redis".to_string(),
             state: PromiseState::AtRisk,
             max_slowdown: Some(0.05),
@@ -765,10 +773,9 @@ mod tests {
             }),
             text: String::new(),
         };
-        let page = metrics_page(&DaemonStatus {
-            promises: vec![promise],
-            ..DaemonStatus::default()
-        });
+        let mut status = DaemonStatus::default();
+        status.snapshot.promises = vec![promise];
+        let page = metrics_page(&status);
         let labels = "name=\"redis\",pid=\"7\",term=\"max_slowdown\"";
         for line in [
             format!("cachemate_promise_state{{{labels},state=\"at_risk\"}} 1.0"),
@@ -785,16 +792,15 @@ mod tests {
     #[test]
     fn a_hostile_name_stays_one_label_on_one_line() {
         let names = ["evil\"} 1\n# EOF\n", "\u{1b}[2J\\", "plain"];
-        let sample_task = |name: &&str| crate::status::TaskStatus {
+        let sample_task = |name: &&str| TaskSnapshot {
             name: name.to_string(),
             cache: Some(0),
             intensity: Some(cachemate_core::Estimate::exact(0.5)),
-            ..crate::status::TaskStatus::default()
+            ..TaskSnapshot::default()
         };
-        let page = metrics_page(&DaemonStatus {
-            tasks: names.iter().map(sample_task).collect(),
-            ..DaemonStatus::default()
-        });
+        let mut status = DaemonStatus::default();
+        status.snapshot.tasks = names.iter().map(sample_task).collect();
+        let page = metrics_page(&status);
         for label in [r#"evil\"} 1\\n# EOF\\n"#, r"\\u{1b}[2J\\\\", "plain"] {
             let line = format!(
                 "cachemate_intensity_ratio{{name=\"{label}\",cache_id=\"0\",cpus=\"\"}} 0.5"

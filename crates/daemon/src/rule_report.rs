@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use cachemate_core::CpusetGroup;
+use cachemate_linux::act::rules::{ManageRule, bind_to_processes};
 use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::sense::rule_matches::{RuleMatch, find_rule_matches};
 use cachemate_linux::sense::service_directory::ServiceDirectory;
@@ -33,7 +34,9 @@ pub fn build_rule_report<'a>(
     config: &ManageConfig,
     profiled_programs: impl Iterator<Item = &'a str>,
 ) -> anyhow::Result<RuleReport> {
-    let mut report = match_entries(config, profiled_programs, &ServiceDirectory::default())
+    let rules = host::manage_rules(&config.rules);
+    let directory = ServiceDirectory::default();
+    let mut report = match_entries(config, rules, profiled_programs, &directory)
         .context("cannot read the processes of this host")?;
     for (index, rule) in config.rules.iter().enumerate() {
         if let Some(path) = &rule.progress_file
@@ -60,13 +63,17 @@ pub fn build_rule_report<'a>(
 /// entries: rules come first, so that they decide, and the other entries match whatever the rules decide.
 fn match_entries<'a>(
     config: &ManageConfig,
+    mut rules: Vec<ManageRule>,
     profiled_programs: impl Iterator<Item = &'a str>,
     directory: &ServiceDirectory,
 ) -> std::io::Result<RuleReport> {
     let named_programs = named_programs(config, profiled_programs);
-    let entry_rules = named_programs.iter().map(|(_, rule)| rule.clone());
-    let rules: Vec<RuleConfig> = config.rules.iter().cloned().chain(entry_rules).collect();
-    let matches = find_rule_matches(&LinuxHost::new("/"), &host::manage_rules(&rules), directory)?;
+    let entry_rules: Vec<RuleConfig> = named_programs
+        .iter()
+        .map(|(_, rule)| rule.clone())
+        .collect();
+    rules.extend(host::manage_rules(&entry_rules));
+    let matches = find_rule_matches(&LinuxHost::new("/"), &rules, directory)?;
     let (rule_matches, entry_matches) = matches.split_at(config.rules.len());
     let mut report = RuleReport::default();
     for (index, (rule, rule_match)) in config.rules.iter().zip(rule_matches).enumerate() {
@@ -167,6 +174,8 @@ const RULE_CHECK_PERIOD: Duration = Duration::from_secs(60);
 /// Tracks which rules and other entries of a running daemon match nothing.
 pub(crate) struct RuleCheck {
     config: ManageConfig,
+    /// The rules of the configuration, with the processes that they mean.
+    rules: Vec<ManageRule>,
     last_check: Instant,
     warnings: Vec<String>,
 }
@@ -175,8 +184,11 @@ impl RuleCheck {
     /// Builds the check. The first comparison takes place one interval from now, so a rule may match nothing for a
     /// minute.
     pub(crate) fn new(config: ManageConfig) -> Self {
+        let mut rules = host::manage_rules(&config.rules);
+        bind_to_processes(&mut rules, &LinuxHost::new("/"));
         RuleCheck {
             config,
+            rules,
             last_check: Instant::now(),
             warnings: Vec::new(),
         }
@@ -194,7 +206,8 @@ impl RuleCheck {
             return None;
         }
         self.last_check = Instant::now();
-        let unmatched_texts = match_entries(&self.config, profiled_programs, directory)
+        let rules = self.rules.clone();
+        let unmatched_texts = match_entries(&self.config, rules, profiled_programs, directory)
             .ok()?
             .warnings;
         unmatched_texts

@@ -4,8 +4,11 @@
 //! own core, and either exclusive units of its cache or the shared rest. From the packed plan and several random
 //! starts, the search moves or exchanges jobs and changes partitions. It keeps a change that reduces the shortfall from
 //! the promises or, at equal shortfall, raises the mean speed. Properties: the search does not use any policy's model,
-//! and the same seed gives the same plan. Turns and CPU shares are not searched, so another plan may keep a promise
+//! and the same seed gives the same plan, and no plan is simulated twice. Turns and CPU shares are not searched, so another plan may keep a promise
 //! that no found plan keeps.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
 use cachemate_core::{CpuSet, MachineSpec, SplitMix64};
 use cachemate_interval::IntervalJob;
@@ -61,7 +64,12 @@ pub struct PlanEvaluator<'a> {
     cpus: Vec<u32>,
     cpus_per_cache: u32,
     has_running_jobs: bool,
+    /// Slowdowns of the plans evaluated so far, by what distinguishes them.
+    known_slowdowns: Mutex<BTreeMap<Vec<JobSite>, Vec<f64>>>,
 }
+
+/// What matters of a job's place: its cache, and its exclusive units of it. The cores of a cache are alike.
+type JobSite = (u32, u32);
 
 impl<'a> PlanEvaluator<'a> {
     /// Returns the truth for these jobs on this machine.
@@ -89,6 +97,7 @@ impl<'a> PlanEvaluator<'a> {
             cpus: (0..cores).map(|core| core * contexts).collect(),
             cpus_per_cache: last_level.shared_by_cores * contexts,
             has_running_jobs: false,
+            known_slowdowns: Mutex::default(),
         })
     }
 
@@ -104,7 +113,21 @@ impl<'a> PlanEvaluator<'a> {
 
     /// Forecasts a plan.
     pub fn evaluate_plan(&self, plan: StaticPlan) -> ForecastResult<EvaluatedPlan> {
-        let slowdowns = self.solve_slowdowns(&plan)?;
+        let sites = self.sites_of(&plan);
+        let lock_known = || {
+            self.known_slowdowns
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        };
+        let known_slowdowns = lock_known().get(&sites).cloned();
+        let slowdowns = match known_slowdowns {
+            Some(slowdowns) => slowdowns,
+            None => {
+                let slowdowns = self.solve_slowdowns(&plan)?;
+                lock_known().insert(sites, slowdowns.clone());
+                slowdowns
+            }
+        };
         let shortfall =
             |(job, slowdown): (&IntervalJob, &f64)| Some((slowdown - max_slowdown(job)?).max(0.0));
         let total_shortfall = self
@@ -164,6 +187,28 @@ impl<'a> PlanEvaluator<'a> {
     /// Returns the cache of a CPU.
     pub fn cache_of(&self, cpu: u32) -> u32 {
         cpu / self.cpus_per_cache
+    }
+
+    /// Returns the sites of a plan's jobs. On one package, whose caches share bus and memory, they are alike as well, and
+    /// are numbered by the first job on them.
+    fn sites_of(&self, plan: &StaticPlan) -> Vec<JobSite> {
+        let are_caches_alike = self.spec.packages == 1;
+        let mut seen_caches = Vec::new();
+        let places = plan.cpu_by_job.iter().zip(&plan.units_by_job);
+        places
+            .map(|(&cpu, &units)| {
+                let cache = self.cache_of(cpu);
+                if !are_caches_alike {
+                    return (cache, units);
+                }
+                let known_index = seen_caches.iter().position(|seen| *seen == cache);
+                let index = known_index.unwrap_or_else(|| {
+                    seen_caches.push(cache);
+                    seen_caches.len() - 1
+                });
+                (index as u32, units)
+            })
+            .collect()
     }
 
     /// Draws a changed plan: a job on another CPU, whose job takes its place, or another partition for one job.
@@ -309,6 +354,34 @@ mod tests {
             apart < 0.02 && shared > 0.1 && divided < shared / 3.0,
             "{apart} {shared} {divided}"
         );
+    }
+
+    /// Are plans that differ only in alike cores and caches one plan, with the slowdowns of each, and do packages keep
+    /// caches apart?
+    #[test]
+    fn plans_that_differ_in_alike_cores_and_caches_are_solved_once() {
+        let spec = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        let jobs = [
+            reusing_job("reuser", &spec, 0.7, 0.02),
+            streaming_job(&spec, 0.02),
+        ];
+        let truth = PlanEvaluator::new(&spec, &jobs).unwrap();
+        let plan = |cpus: [u32; 2]| StaticPlan {
+            cpu_by_job: cpus.to_vec(),
+            units_by_job: vec![0; 2],
+        };
+        for (given, alike) in [([0, 1], [3, 2]), ([0, 2], [3, 1])] {
+            assert_eq!(truth.sites_of(&plan(given)), truth.sites_of(&plan(alike)));
+            assert_eq!(
+                truth.solve_slowdowns(&plan(given)).unwrap(),
+                truth.solve_slowdowns(&plan(alike)).unwrap()
+            );
+        }
+        assert_ne!(truth.sites_of(&plan([0, 1])), truth.sites_of(&plan([0, 2])));
+
+        let spec = cachemate_spec::load_machine("xeon-x5365-4?packages=2").unwrap();
+        let truth = PlanEvaluator::new(&spec, &jobs).unwrap();
+        assert_ne!(truth.sites_of(&plan([0, 1])), truth.sites_of(&plan([4, 5])));
     }
 
     /// Does the search keep a promise that a partition or another placement can keep, and report one that none can?

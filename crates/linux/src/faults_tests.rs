@@ -567,7 +567,7 @@ fn a_users_machine_stops_acting_when_root_begins() {
     assert_eq!(machine.apply(&plan).unwrap().affinity.len(), 2);
     std::fs::write(file, announcement).unwrap();
     machine.observe().unwrap().unwrap();
-    assert!(!machine.is_acting());
+    assert!(!machine.host_report().is_acting);
     assert_eq!(machine.with_kernel(host_states), states_before);
     assert!(machine.apply(&plan).unwrap().affinity.is_empty());
     assert_eq!(machine.with_kernel(host_states), states_before);
@@ -658,7 +658,7 @@ fn a_users_machine_yields_to_root_before_its_window_ends() {
         let account = machine.take_overruled();
         sender
             .send((
-                machine.is_acting(),
+                machine.host_report().is_acting,
                 machine.with_kernel(host_states),
                 account,
             ))
@@ -747,7 +747,7 @@ fn a_reload_that_fails_leaves_the_previous_rules_in_force() {
             (0..thread_count as u32).map(TaskId).collect::<Vec<_>>(),
             "{case}"
         );
-        assert!(machine.is_acting(), "{case}");
+        assert!(machine.host_report().is_acting, "{case}");
         machine.apply(&confining_plan(&observation, 1)).unwrap();
         assert!(
             machine
@@ -773,7 +773,7 @@ fn a_reload_that_fails_leaves_the_previous_rules_in_force() {
             .filter(|task| !task.exited)
             .count();
         assert!(
-            kept_tasks <= rules.len() && machine.is_acting() == should_act,
+            kept_tasks <= rules.len() && machine.host_report().is_acting == should_act,
             "{case}"
         );
         machine.restore_all().unwrap();

@@ -16,6 +16,7 @@
 mod apply;
 mod lifecycle;
 mod probing;
+mod report;
 mod starts;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,17 +28,17 @@ use std::time::{Duration, Instant};
 use cachemate_core::{
     ActiveShare, AppliedPlan, CacheShare, Capabilities, Change, CounterEvent, CounterScope,
     EventCount, EventCounts, Machine, MachineError, Observation, Plan, ProbeEvidence, ProbeId,
-    ProbeKind, ProbeResult, ProcessId, Profile, Profiles, ServiceIdentity, ServiceProfiles,
-    TaskSample, TimeSpan, Topology, Units, WindowEnd, WindowLength,
+    ProbeKind, ProbeResult, ProcessId, Profile, Profiles, ServiceProfiles, TaskSample, TimeSpan,
+    Topology, Units, WindowEnd, WindowLength,
 };
 
 use crate::act::actuator::{Actuator, ApplyReport, GuardianCommand};
 use crate::act::colors::shares::ColorShares;
 use crate::act::cpusets::CpusetGroup;
 use crate::act::gangs::GangRunners;
-use crate::act::group_overrides::{GroupOverride, GroupOverrides};
-use crate::act::resctrl::{CacheUse, Resctrl, WayController};
-use crate::act::rules::ManageRule;
+use crate::act::group_overrides::GroupOverrides;
+use crate::act::resctrl::{Resctrl, WayController};
+use crate::act::rules::{ManageRule, bind_to_processes};
 use crate::kernel::{KeptFile, Kernel, ThreadKey, lock};
 use crate::nri::ContainerStarts;
 use crate::safety::actuation_lock::ActuationLock;
@@ -52,6 +53,7 @@ use crate::sense::probe_runner::ProbeRunner;
 use crate::sense::progress::{ProgressReports, read_work_file};
 use crate::sense::service_directory::ServiceDirectory;
 use crate::sense::tasks::{ManagedThread, TaskTable, ThreadUsage};
+use report::SlowReadings;
 use starts::StartPlacements;
 
 /// The reason for refusing every change while the machine only observes.
@@ -143,6 +145,7 @@ pub struct LiveMachine<K> {
     /// Confined groups, as last read back.
     confined_groups: Vec<CpusetGroup>,
     overrides: GroupOverrides,
+    slow_readings: SlowReadings,
     applied_plan: AppliedPlan,
     /// Objects that were restored because root began to act, kept until they are reported.
     overruled_objects: Vec<RestoredObject>,
@@ -167,8 +170,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         topology: Topology,
         capabilities: Capabilities,
         event_surveys: Vec<EventSurvey>,
-        options: LiveOptions,
+        mut options: LiveOptions,
     ) -> Self {
+        bind_to_processes(&mut options.rules, &kernel);
         let now = Instant::now();
         let pid = std::process::id() as i32;
         // If the start time cannot be read, only the names of our groups are less specific.
@@ -233,6 +237,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             planned_changes: Vec::new(),
             confined_groups: Vec::new(),
             overrides: GroupOverrides::default(),
+            slow_readings: SlowReadings::default(),
             applied_plan: AppliedPlan::default(),
             overruled_objects: Vec::new(),
             suspend_clock: SuspendClock::read_clocks(),
@@ -254,37 +259,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     pub(crate) fn kernel(&self) -> Arc<Mutex<K>> {
         self.kernel.clone()
-    }
-
-    /// The CPU time that this process has used so far.
-    pub fn own_cpu_ns() -> u64 {
-        let cpu_time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-        cpu_time.tv_sec as u64 * 1_000_000_000 + cpu_time.tv_nsec as u64
-    }
-
-    /// Process id of the guardian; `None` if nothing has been changed.
-    pub fn guardian_pid(&self) -> Option<u32> {
-        self.actuator.guardian_pid()
-    }
-
-    /// All objects to restore, with their originals, from the journal.
-    pub fn originals(&self) -> BTreeMap<JournalObject, ObjectState> {
-        self.actuator.originals()
-    }
-
-    /// Confined groups, with their CPUs in force.
-    pub fn confined_groups(&self) -> &[CpusetGroup] {
-        &self.confined_groups
-    }
-
-    /// Groups of the configuration whose CPUs their owner or a user has changed since.
-    pub fn group_overrides(&self) -> impl Iterator<Item = &GroupOverride> {
-        self.overrides.changed_groups()
-    }
-
-    /// The changes that the last plan required, whether they were made or only observed.
-    pub fn planned_changes(&self) -> &[Change] {
-        &self.planned_changes
     }
 
     /// Adds the profiles of this window to the profiles of their services' programs. Returns whether any profile is
@@ -313,42 +287,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// Profiles of services' programs, of this run and of earlier ones.
     pub fn learned_profiles(&self) -> &ServiceProfiles {
         &self.options.learned_profiles
-    }
-
-    /// Programs whose profiles the operator configured.
-    pub fn profiled_programs(&self) -> impl Iterator<Item = &str> {
-        self.options.known_profiles.keys().map(String::as_str)
-    }
-
-    /// Programs of each service that ended before any window read them; `None` if the kernel sends no process events.
-    pub fn unread_programs(&self) -> Option<&BTreeMap<ServiceIdentity, u64>> {
-        self.tasks.unread_programs()
-    }
-
-    /// Number of threads of each service that have not run for a while and are no tasks.
-    pub fn idle_threads(&self) -> BTreeMap<ServiceIdentity, u32> {
-        self.tasks.idle_counts()
-    }
-
-    /// The managed threads, in order of arrival.
-    pub fn managed_threads(&self) -> Vec<&ManagedThread> {
-        self.tasks.tasks()
-    }
-
-    /// The reasons why the lines of a share differ from its mask.
-    pub fn explain_share(&self, active_share: &ActiveShare) -> Vec<String> {
-        self.way_controller
-            .as_ref()
-            .map(|ways| ways.explain(&*lock(&self.kernel), active_share))
-            .unwrap_or_default()
-    }
-
-    /// Occupancy and free classes of the caches; empty without resctrl.
-    pub fn cache_use(&self) -> Vec<CacheUse> {
-        self.way_controller
-            .as_ref()
-            .map(|ways| ways.cache_use(&*lock(&self.kernel)))
-            .unwrap_or_default()
     }
 
     /// Access to the underlying host, for tests.

@@ -47,7 +47,7 @@ fn programs_are_moved_read_back_and_restored() {
         (plan.affinity, Vec::new())
     );
     assert_eq!(affinities(&programs), [first_cpu.clone(), first_cpu]);
-    assert!(machine.guardian_pid().is_some());
+    assert!(machine.host_report().guardian_pid.is_some());
     machine.restore_all().unwrap();
     assert_eq!(affinities(&programs), masks_before);
 }

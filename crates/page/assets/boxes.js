@@ -127,8 +127,8 @@ export class Boxes {
       const count = counts.get(id) || 0;
       say(box.count, count ? counted(count, "program") : "idle");
       const ratio = ratios.get(id);
-      const misses = [ratio?.miss_ratio === undefined ? null : percent(ratio.miss_ratio) + " misses",
-        ratio?.forecast_miss_ratio === undefined ? null : "forecast " + percent(ratio.forecast_miss_ratio)].filter(Boolean);
+      const misses = [ratio?.miss_ratio == null ? null : percent(ratio.miss_ratio) + " misses",
+        ratio?.forecast_miss_ratio == null ? null : "forecast " + percent(ratio.forecast_miss_ratio)].filter(Boolean);
       say(box.misses, misses.length ? "· " + misses.join(", ") : "");
       if (id === NOWHERE) box.box.hidden = count === 0;
     }
@@ -156,7 +156,7 @@ export class Boxes {
 }
 
 export function isBroken(state) {
-  return state === "broken" || state === "at risk" || state === "infeasible";
+  return state === "broken" || state === "at-risk" || state === "infeasible";
 }
 
 // The worst state of a program's promises; null if there are none.

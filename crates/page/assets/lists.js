@@ -22,33 +22,33 @@ export class Lists {
 
   decisions(id, marks, window) {
     const upTo = marks.filter((mark) => mark.window <= window).slice(-SHOWN).reverse();
-    const key = upTo.length + "/" + (upTo[0]?.window ?? "") + "/" + (upTo[0]?.decision.text ?? "") + "/" + (upTo[upTo.length - 1]?.window ?? "");
+    const key = upTo.length + "/" + (upTo[0]?.window ?? "") + "/" + (upTo[0]?.decision.reason ?? "") + "/" + (upTo[upTo.length - 1]?.window ?? "");
     this.fill(id, key, () => upTo.length === 0 ? [el("li", { class: "soft" }, "None yet.")] : upTo.map((mark) => {
       const button = el("button", { type: "button", class: bad(mark.decision.kind) ? "link warn" : "link" },
-        el("span", { class: "when" }, seconds(mark.at)), " ", mark.decision.text);
+        el("span", { class: "when" }, seconds(mark.at)), " ", mark.decision.reason);
       button.addEventListener("click", () => this.explain(mark));
       return el("li", {}, button);
     }));
   }
 
-  alarms(snapshot, marks, nameOf) {
+  alarms(snapshot, marks) {
     const alarms = [];
     const daemon = snapshot.daemon;
     if (daemon?.config_error) alarms.push(["configuration not reloaded", daemon.config_error]);
     const recent = marks.filter((mark) => bad(mark.decision.kind) && mark.window <= snapshot.window && mark.window > snapshot.window - 10).reverse();
-    for (const mark of recent.slice(0, ALARMS)) alarms.push([mark.decision.kind === "rolled-back" ? "rolled back" : "on cooldown", mark.decision.text]);
+    for (const mark of recent.slice(0, ALARMS)) alarms.push([mark.decision.kind === "rolled-back" ? "rolled back" : "on cooldown", mark.decision.reason]);
     if (recent.length > ALARMS) alarms.push(["rolled back", "and " + counted(recent.length - ALARMS, "other") + " in the last ten windows; see the list of decisions"]);
-    const promises = snapshot.programs.flatMap((program) => (program.promises || []).filter((promise) => isBroken(promise.state)).map((promise) => ["promise " + promise.state, nameOf(program.program) + ": " + promise.text]));
+    const promises = snapshot.promises.filter((promise) => isBroken(promise.state)).map((promise) => ["promise " + promise.state.replace("-", " "), promise.text]);
     alarms.push(...promises.slice(0, ALARMS));
     if (promises.length > ALARMS) alarms.push(["promises", counted(promises.length - ALARMS, "other") + " broken or at risk"]);
     const observing = (text) => text.includes("observing only");
-    const refused = snapshot.refused || [];
+    const { refused } = snapshot;
     const errors = refused.filter((text) => !observing(text));
     for (const text of errors.slice(0, ALARMS)) alarms.push(["refused", text]);
     if (errors.length > ALARMS) alarms.push(["refused", "and " + counted(errors.length - ALARMS, "other")]);
     if (refused.some(observing)) alarms.push(["observing only", counted(refused.filter(observing).length, "change") + " of the plan would be made in mode act"]);
-    for (const text of (snapshot.overridden || []).slice(0, ALARMS)) alarms.push(["changed by another program", text]);
-    for (const text of (snapshot.pending || []).slice(0, ALARMS)) alarms.push(["in progress", text]);
+    for (const text of snapshot.overridden.slice(0, ALARMS)) alarms.push(["changed by another program", text]);
+    for (const { text } of snapshot.pending.slice(0, ALARMS)) alarms.push(["in progress", text]);
     this.fill("alarms", JSON.stringify(alarms), () => alarms.map(([title, text]) =>
       el("p", { class: title === "in progress" || title === "observing only" ? "note" : "note warn" }, el("b", {}, title), " ", text)));
   }
@@ -56,7 +56,7 @@ export class Lists {
   turns(gangs, nameOf) {
     document.getElementById("s-turns").hidden = !gangs.length;
     this.fill("turns", JSON.stringify(gangs), () => gangs.map((gang) =>
-      el("li", {}, "CPUs " + gang.cpus + ", " + seconds(gang.slice_s) + " each: " + gang.turns.map((turn) => turn.map(nameOf).join(" + ")).join(", then "))));
+      el("li", {}, "CPUs " + gang.cpus + ", " + seconds(gang.slice_ns / 1e9) + " each: " + gang.programs.map((turn) => turn.map(nameOf).join(" + ")).join(", then "))));
   }
 
   probes(probes, snapshot, nameOf) {
@@ -64,7 +64,7 @@ export class Lists {
     const total = upTo.length ? upTo[upTo.length - 1].total : 0;
     const share = snapshot.at_s > 0 ? total / snapshot.at_s : 0;
     const daemon = snapshot.daemon;
-    const now = (snapshot.probes || []).map((probe) => probe.kind + (probe.program === undefined ? "" : " for " + nameOf(probe.program)) + ": " + seconds(probe.cost_s));
+    const now = snapshot.probes.map((probe) => probe.kind + (probe.program === undefined ? "" : " for " + nameOf(probe.program)) + ": " + seconds(probe.cost_s));
     // A recording has no processor times of the daemon, so the durations of its probes stand in.
     const lines = [daemon ? "The daemon, its probes and its guardian took " + percent(daemon.cpu_share) + " of one CPU."
       : "Probes were in progress for " + seconds(total) + " so far, " + percent(share) + " of the elapsed time. They wait during most of it; recordings have no processor times, which a running daemon's page shows.",

@@ -130,7 +130,7 @@ class Page {
     if (!this.store.add(snapshot)) return;
     // The oldest window was dropped: the shown window stays the same.
     if (this.at !== null && this.store.windows.length === before) this.at = Math.max(0, this.at - 1);
-    if ((snapshot.decisions || []).length) this.marks();
+    if (snapshot.new_decisions.length) this.marks();
     this.bounds();
     if (this.at === null) this.render(false);
     else this.at = Math.min(this.at, this.store.windows.length - 1);
@@ -192,7 +192,7 @@ class Page {
     // One mark for each window: its decisions are shown together.
     const last = new Map(marks.map((mark) => [mark.window, mark]));
     byId("marks").replaceChildren(...[...last.values()].slice(-MARKS_AT_MOST).map((mark) => {
-      const button = el("button", { type: "button", tabindex: "-1", class: bad(mark.decision.kind) ? "mark warn" : "mark", title: seconds(mark.at) + ": " + mark.decision.text, "aria-label": seconds(mark.at) + ": " + mark.decision.text });
+      const button = el("button", { type: "button", tabindex: "-1", class: bad(mark.decision.kind) ? "mark warn" : "mark", title: seconds(mark.at) + ": " + mark.decision.reason, "aria-label": seconds(mark.at) + ": " + mark.decision.reason });
       button.style.left = (100 * (mark.window - first) / span).toFixed(2) + "%";
       button.addEventListener("click", () => this.explain(mark));
       return button;
@@ -212,7 +212,7 @@ class Page {
     if (at >= 0) this.show(at);
     const all = this.store.marks.filter((other) => other.window === mark.window);
     say(byId("decision-title"), "Window " + mark.window + ", after " + seconds(mark.at));
-    byId("decision-texts").replaceChildren(...all.map((one) => el("span", { class: one === mark ? "one" : "one soft" }, one.decision.text)));
+    byId("decision-texts").replaceChildren(...all.map((one) => el("span", { class: one === mark ? "one" : "one soft" }, one.decision.reason)));
     byId("decision-numbers").replaceChildren(...this.lists.numbers(mark.decision));
     byId("decision").showModal();
   }
@@ -224,17 +224,17 @@ class Page {
     say(byId("clock"), "window " + snapshot.window + ", " + seconds(snapshot.at_s) + (snapshot.daemon ? (snapshot.daemon.acting ? ", acting" : ", observing only") : ""));
     byId("slider").setAttribute("aria-valuetext", "window " + snapshot.window + ", " + seconds(snapshot.at_s));
     this.strip.show(store.windows, this.at ?? store.windows.length - 1);
-    showServices(snapshot.services || []);
+    showServices(snapshot.services);
     this.boxes.show(snapshot, this.chosen, still);
     this.matrix.show(store.matrixAt(snapshot.window), this.nameOf);
-    const shares = snapshot.shares || [];
+    const shares = snapshot.shares;
     byId("s-shares").hidden = shares.length === 0;
     const key = JSON.stringify(shares);
     if (key !== this.sharesShown) showShares(byId("shares"), shares, store.head.caches, this.nameOf);
     this.sharesShown = key;
     this.lists.decisions("decisions", store.marks, snapshot.window);
-    this.lists.alarms(snapshot, store.marks, this.nameOf);
-    this.lists.turns(snapshot.gangs || [], this.nameOf);
+    this.lists.alarms(snapshot, store.marks);
+    this.lists.turns(snapshot.gangs, this.nameOf);
     this.lists.probes(store.probes, snapshot, this.nameOf);
     this.lists.journal(snapshot.journal);
     this.lists.truth(store.head.truth, snapshot, this.nameOf);

@@ -5,7 +5,7 @@ export function showShares(root, shares, caches, nameOf) {
   const levels = new Map(caches.map((cache) => [cache.cache, cache]));
   const groups = new Map();
   for (const share of shares) {
-    const key = share.unit + "/" + share.cache;
+    const key = unitOf(share) + "/" + share.cache;
     if (!groups.has(key)) groups.set(key, []);
     groups.get(key).push(share);
   }
@@ -13,19 +13,23 @@ export function showShares(root, shares, caches, nameOf) {
   root.replaceChildren(...figures);
 }
 
+function unitOf(share) {
+  return share.ways === null ? "colors" : "ways";
+}
+
 function figure(parts, cache, nameOf) {
-  const { unit } = parts[0];
-  const all = parts[0].unit_count || 1 + Math.max(0, ...parts.flatMap((part) => indices(part.indices)));
+  const unit = unitOf(parts[0]);
+  const all = parts[0].unit_count || 1 + Math.max(0, ...parts.flatMap((part) => indices(part[unit])));
   const title = (cache ? cache.level + " " + cache.cache : "cache " + parts[0].cache) + ", " + counted(all, unit.replace(/s$/, ""));
   const rows = parts.map((part, at) => {
-    const held = new Set(indices(part.indices));
+    const held = new Set(indices(part[unit]));
     const cells = [];
     for (let unitAt = 0; unitAt < all; unitAt += 1) {
       cells.push(svg("rect", { x: unitAt + 0.06, y: 0, width: 0.88, height: 1, class: held.has(unitAt) ? "held f" + (at % 8) : "free" }));
     }
     const names = part.programs.map(nameOf).join(", ") || "no program";
-    const facts = [unit + " " + part.indices, part.occupancy_bytes === undefined ? null : "occupies " + size(part.occupancy_bytes),
-      part.allowed_page_share === undefined ? null : percent(part.allowed_page_share) + " of its pages have allowed colors"].filter(Boolean).join(", ");
+    const facts = [unit + " " + part[unit], part.occupancy_bytes === null ? null : "occupies " + size(part.occupancy_bytes),
+      part.allowed_page_share === null ? null : percent(part.allowed_page_share) + " of its pages have allowed colors"].filter(Boolean).join(", ");
     const bar = svg("svg", { viewBox: "0 0 " + all + " 1", preserveAspectRatio: "none", role: "img", "aria-label": names + ": " + facts, class: "bar-of-units" }, ...cells);
     return el("div", { class: "part" }, el("b", {}, names), bar, el("span", { class: "soft" }, facts));
   });

@@ -1,6 +1,6 @@
 // Sources of windows: the recording in the page itself, or the daemon by server-sent events.
 
-const SHAPE = 3;
+const SHAPE = 4;
 
 function embedded(id) {
   const element = document.getElementById(id);

@@ -29,6 +29,7 @@ export class Store {
     const at = snapshot.at_s;
     for (const program of snapshot.programs) {
       this.names.set(program.program, program);
+      program.promises = snapshot.promises.filter((promise) => promise.program === program.program);
       let series = this.series.get(program.program);
       if (!series) {
         series = { at: [], speed: [], slow: [], forecast: [], low: [], high: [], speedUnit: null };
@@ -44,8 +45,8 @@ export class Store {
       series.speedUnit = program.speed_unit ?? series.speedUnit;
     }
     this.keep(snapshot);
-    for (const decision of snapshot.decisions || []) this.marks.push({ window: snapshot.window, at, decision });
-    const cost = (snapshot.probes || []).reduce((sum, probe) => sum + probe.cost_s, 0);
+    for (const decision of snapshot.new_decisions) this.marks.push({ window: snapshot.window, at, decision });
+    const cost = snapshot.probes.reduce((sum, probe) => sum + probe.cost_s, 0);
     const before = this.probes.length ? this.probes[this.probes.length - 1].total : 0;
     this.probes.push({ window: snapshot.window, cost, total: before + cost });
     if (this.windows.length > this.remembered) this.forget();

@@ -10,7 +10,8 @@ const LEAST_LOSS = 0.01;
 
 // The run time that a service's users feel to be added; a forecast if nothing was measured.
 function lossOf(service) {
-  return (service.run_time ?? service.cache)?.value ?? null;
+  const loss = service.run_time_percent ?? service.cache_percent;
+  return loss === null ? null : loss / 100;
 }
 
 // Index of the window with the largest loss of a service; null if there is none worth showing.

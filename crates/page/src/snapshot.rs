@@ -1,10 +1,14 @@
-//! The page's only JSON format: a header, then one snapshot per window.
+//! The one model of a window: every front end reads it. `status`, `top`, `explain` and the metrics read the snapshot of a
+//! running daemon, and the page reads one snapshot after the other, of a daemon or of a recording.
 //!
-//! Missing values are omitted, never zero. All texts are printable, and the page inserts them as text nodes. A
-//! snapshot contains `curves` and `matrix` only if they changed.
+//! A value that was not measured is `None`, never zero. Names are those of the kernel, which other users choose, so a
+//! front end makes them printable; sentences are printable already.
 
-use cachemate_core::Estimate;
-use serde::Serialize;
+use cachemate_core::{
+    CpusetGroup, Estimate, FactOrigin, OriginalState, PromiseState, ReasonKind, ServiceIdentity,
+    ServiceKind, TaskId,
+};
+use serde::{Deserialize, Serialize};
 
 /// The constant properties of a run.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -36,7 +40,7 @@ pub struct PageHeader {
 }
 
 /// The version of the format.
-pub const SHAPE: u32 = 3;
+pub const SHAPE: u32 = 4;
 
 /// One contended cache.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -86,7 +90,8 @@ pub struct ProgramTruth {
 }
 
 /// The state of the run after one window.
-#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Snapshot {
     /// Number of the window.
     pub window: u64,
@@ -94,120 +99,283 @@ pub struct Snapshot {
     pub at_s: f64,
     /// Length of the window.
     pub duration_s: f64,
-    /// Services, ordered by loss, largest first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    /// The contended caches.
+    pub caches: Vec<CacheSnapshot>,
+    /// Services, those with the largest loss first.
     pub services: Vec<ServiceSnapshot>,
+    /// Live threads, in order of arrival; empty on the page, and in recordings, which lack the kernel's ids.
+    pub tasks: Vec<TaskSnapshot>,
     /// Live programs, in order of arrival.
     pub programs: Vec<ProgramSnapshot>,
-    /// Contended caches for which a miss ratio was measured or forecast.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub caches: Vec<CacheSnapshot>,
+    /// Promises to programs, with their states.
+    pub promises: Vec<PromiseSnapshot>,
     /// Reasons that the previous window did not give.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub decisions: Vec<DecisionSnapshot>,
+    pub new_decisions: Vec<DecisionSnapshot>,
     /// Whether the window's plan changes places, turns or shares.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub plan_changed: bool,
     /// Gangs that are in force.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gangs: Vec<GangSnapshot>,
-    /// Shares of caches that are in force.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    /// Shares of caches that are in force, as read back.
     pub shares: Vec<ShareSnapshot>,
+    /// Groups that the configuration confines, as read back.
+    pub cpusets: Vec<CpusetGroup>,
+    /// Changes that are still in progress.
+    pub pending: Vec<PendingSnapshot>,
+    /// Changes that the host refused, one sentence each; at most [`Snapshot::MAX_REFUSED`].
+    pub refused: Vec<String>,
+    /// Settings that another process changed, one sentence each.
+    pub overridden: Vec<String>,
     /// Results of probes that ended in this window.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub probes: Vec<ProbeSnapshot>,
     /// Time that the window's changes to the host took.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub changes_s: Option<f64>,
-    /// Changes that the host refused, one sentence each.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub refused: Vec<String>,
-    /// Settings that another process changed, one sentence each.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub overridden: Vec<String>,
-    /// Changes that are still in progress, one sentence each.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub pending: Vec<String>,
     /// Entries of the restore journal; missing in recordings, which do not contain the journal.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub journal: Option<Vec<JournalLine>>,
-    /// State of the daemon; missing in recordings.
+    pub journal: Option<Vec<OriginalState>>,
+    /// State of the daemon; only on the page of a running one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub daemon: Option<DaemonSnapshot>,
-    /// Curves that are new or have changed.
+    /// Curves that are new or have changed; only on the page.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub curves: Vec<CurveSnapshot>,
-    /// Pairwise slowdowns, if they changed.
+    /// Pairwise slowdowns, if they changed; only on the page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub matrix: Option<MatrixSnapshot>,
 }
 
-/// One service, with its loss and the causes of that loss.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+impl Snapshot {
+    /// Maximum number of refused changes that a snapshot names.
+    pub const MAX_REFUSED: usize = 200;
+}
+
+/// A last-level cache.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct CacheSnapshot {
+    /// Id of the cache in the topology.
+    pub cache: u32,
+    /// Level of the cache, such as `L3`.
+    pub level: String,
+    /// Its CPUs, as an index list.
+    pub cpus: String,
+    /// Size of the cache; `None` if the kernel does not report it.
+    pub size_bytes: Option<u64>,
+    /// Tasks last observed on its CPUs.
+    pub tasks: Vec<u32>,
+    /// Measured misses divided by references.
+    pub miss_ratio: Option<f64>,
+    /// Miss ratio that the reference predictor forecasts under the plan.
+    pub forecast_miss_ratio: Option<f64>,
+    /// Mean number of busy CPUs in the last second, whichever programs used them.
+    pub busy_cpus: Option<f64>,
+    /// Memory traffic in both directions.
+    pub memory_bytes_per_second: Option<f64>,
+    /// Bytes that lines occupy.
+    pub occupancy_bytes: Option<u64>,
+    /// Classes of service that no group uses.
+    pub free_classes: Option<u32>,
+}
+
+/// A service with its loss and the causes of it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ServiceSnapshot {
-    /// Kind of the service, such as `unit` or `pod`.
-    pub kind: &'static str,
-    /// Name of the service; printable.
+    /// Kind of the service.
+    pub kind: ServiceKind,
+    /// Name of the service: kind and name together identify it on this host.
     pub name: String,
-    /// Number of the service's threads.
+    /// The pod: its UID, or `namespace/name` if the container runtime reports it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// The container's id, or its name if the container runtime reports it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
+    /// References of its image, by name and by digest, if the container runtime reports them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<String>,
+    /// The profile that its pod's label `cachemate.io/profile` names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// Managed and observed threads.
     pub tasks: u32,
-    /// CPU time divided by elapsed time.
+    /// Ids of these threads.
+    pub task_ids: Vec<u32>,
+    /// Programs that ended before a window could read them, since the daemon's start; `None` if the kernel sends no
+    /// process events.
+    pub unread_programs: Option<u64>,
+    /// CPU time over elapsed time.
     pub cpu_share: f64,
-    /// Run time that users feel to be added: the product of both losses, or the measured one of them.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub run_time: Option<Estimate>,
-    /// Run time added by CPU second.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cache: Option<Estimate>,
-    /// Method by which the cache loss was determined.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cache_source: Option<&'static str>,
-    /// Cache losses by cause, the largest first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub cache_by: Vec<ServiceLossSnapshot>,
-    /// Run time added by waiting for CPUs on which other services run.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub waiting: Option<Estimate>,
-    /// Services that ran on its CPUs meanwhile, the largest part first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    /// Time in which its threads waited for a CPU, over elapsed time; `None` if the kernel does not report it.
+    pub waiting_share: Option<f64>,
+    /// Run time that users feel to be added: the product of both losses, or the measured one of them; `None` if neither
+    /// was measured.
+    pub run_time_percent: Option<f64>,
+    /// Ends of its interval.
+    pub run_time_range_percent: Option<(f64, f64)>,
+    /// Cache loss: run time added by CPU second; `None` if unknown, for the reason in `reason`.
+    pub cache_percent: Option<f64>,
+    /// Ends of its interval.
+    pub cache_range_percent: Option<(f64, f64)>,
+    /// Source of the cache loss: `measured` or `forecast`.
+    pub cache_source: Option<String>,
+    /// The services that cause the cache loss, the largest loss first.
+    pub cache_by: Vec<CacheLossSnapshot>,
+    /// Waiting loss: run time added by waiting for CPUs on which other services run; `None` if unknown.
+    pub waiting_percent: Option<f64>,
+    /// Ends of its interval.
+    pub waiting_range_percent: Option<(f64, f64)>,
+    /// The services that ran on its CPUs meanwhile, the largest part first.
     pub waiting_by: Vec<WaitingCauseSnapshot>,
     /// Cache losses that confined services would cause without their confinement, the largest first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub prevented: Vec<ServiceLossSnapshot>,
+    #[serde(default)]
+    pub prevented: Vec<CacheLossSnapshot>,
     /// The reason why the cache loss is unknown, or why no cause of it is named.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// The smallest limit that a rule sets for one of its threads, in percent.
+    pub max_slowdown_percent: Option<f64>,
 }
 
 /// A service that ran while another one waited for its CPUs.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct WaitingCauseSnapshot {
-    /// Name of the service, printable; missing for programs that are not observed, a CPU quota or a hypervisor.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Name of the service; `None` for programs that are not observed, a CPU quota or a hypervisor.
     pub service: Option<String>,
-    /// Run time added by waiting for it, as a share.
-    pub loss: f64,
-    /// Part of the CPU time of all that ran meanwhile.
+    /// Kind of the service.
+    pub kind: Option<ServiceKind>,
+    /// Run time added by waiting for it.
+    pub percent: f64,
+    /// Part of the CPU time of all that ran meanwhile, without the waiting service itself.
     pub share: f64,
 }
 
-/// The loss that one service causes to another.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct ServiceLossSnapshot {
-    /// Name of the service that causes the loss; printable.
+/// The part of a cache loss that one service causes.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct CacheLossSnapshot {
+    /// Name of the cause.
     pub service: String,
-    /// Run time that the cause adds, as a share of the solo run time.
-    pub loss: Estimate,
-    /// `measured`, `attributed` or `forecast`.
-    pub source: &'static str,
-    /// The same loss as profiles alone forecast it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub forecast: Option<f64>,
+    /// Kind of the cause.
+    pub kind: ServiceKind,
+    /// Run time added by this service.
+    pub percent: f64,
+    /// Ends of the interval.
+    pub range_percent: (f64, f64),
+    /// `measured`: from windows with and without it; `attributed`: its part of a measured slowdown; `forecast`: from
+    /// profiles.
+    pub source: String,
+    /// Run time that profiles alone attribute to this service; `None` if they are insufficient.
+    pub forecast_percent: Option<f64>,
+    /// Windows in which both services ran on one cache.
+    pub windows: u32,
+}
+
+impl ServiceSnapshot {
+    /// Identity of the service.
+    pub fn identity(&self) -> ServiceIdentity {
+        ServiceIdentity {
+            kind: self.kind,
+            name: self.name.clone(),
+            pod: self.pod.clone(),
+            container: self.container.clone(),
+        }
+    }
+}
+
+/// Class of a program by its effect on co-runners and by their effect on it, from whichever of the two was measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum ContentionClass {
+    /// High intensity and high sensitivity.
+    #[serde(rename = "aggressor and victim")]
+    AggressorAndVictim,
+    /// High intensity.
+    #[serde(rename = "aggressor")]
+    Aggressor,
+    /// High sensitivity.
+    #[serde(rename = "victim")]
+    Victim,
+    /// Low intensity and low sensitivity.
+    #[serde(rename = "quiet")]
+    Quiet,
+    /// Low intensity; its sensitivity was not measured.
+    #[serde(rename = "not an aggressor")]
+    NotAggressor,
+    /// Low sensitivity; its intensity was not measured.
+    #[serde(rename = "not a victim")]
+    NotVictim,
+}
+
+impl ContentionClass {
+    /// The name in the status JSON.
+    pub fn text(self) -> &'static str {
+        match self {
+            ContentionClass::AggressorAndVictim => "aggressor and victim",
+            ContentionClass::Aggressor => "aggressor",
+            ContentionClass::Victim => "victim",
+            ContentionClass::Quiet => "quiet",
+            ContentionClass::NotAggressor => "not an aggressor",
+            ContentionClass::NotVictim => "not a victim",
+        }
+    }
+}
+
+/// A thread.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct TaskSnapshot {
+    /// Id of the task in plans and run logs.
+    pub task: u32,
+    /// Process id.
+    pub pid: i32,
+    /// Thread id.
+    pub tid: i32,
+    /// Name of the thread, as the kernel has it.
+    pub name: String,
+    /// Service of the thread, as `kind/name`.
+    #[serde(default)]
+    pub service: String,
+    /// Is it only observed, and never moved?
+    pub observed_only: bool,
+    /// The CPU of its last observation.
+    pub cpu: Option<u32>,
+    /// Last-level cache of that CPU.
+    pub cache: Option<u32>,
+    /// Its CPUs under the plan in force.
+    pub allowed: Option<String>,
+    /// CPU time over the length of the window.
+    pub cpu_share: Option<f64>,
+    /// Share of a full cache that it evicts, from 0 to 1.
+    pub intensity: Option<Estimate>,
+    /// Slowdown beside a full stream.
+    pub sensitivity: Option<Estimate>,
+    /// Class of the program by intensity and sensitivity; `None` if neither was measured.
+    pub class: Option<ContentionClass>,
+    /// Last-level misses per thousand instructions, by counters.
+    pub mpki: Option<f64>,
+    /// Miss curve of the program, as far as it is known: bytes of the last-level cache, misses per thousand instructions.
+    #[serde(default)]
+    pub curve: Vec<(u64, Estimate)>,
+    /// Bytes per second that it fills into the last level, by counters or by a probe.
+    pub fill_bytes_per_second: Option<f64>,
+    /// Instructions per cycle, by counters.
+    pub instr_per_cycle: Option<f64>,
+    /// Slowdown that the reference predictor forecasts under the plan.
+    pub forecast_slowdown: Option<f64>,
+    /// Loss of speed while it runs, relative to its solo speed.
+    pub measured_slowdown: Option<f64>,
+    /// Progress per second, in the unit of `progress_unit`.
+    pub progress_per_second: Option<f64>,
+    /// The counted work: work reported, instructions, or a proxy (system calls, page faults).
+    pub progress_unit: Option<String>,
+    /// Maximum slowdown that its rule promises.
+    pub max_slowdown: Option<f64>,
+    /// Minimum work per second of each thread that its rule promises.
+    pub min_rate: Option<f64>,
+    /// Measured quantities, each with its kind of evidence and its age.
+    #[serde(default)]
+    pub known: Vec<FactOrigin>,
+    /// The last reasons that name it.
+    pub reasons: Vec<String>,
 }
 
 /// One process with all its threads.
-#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct ProgramSnapshot {
     /// Number of the process within the run; not the kernel's id.
     pub program: u32,
@@ -221,7 +389,7 @@ pub struct ProgramSnapshot {
     /// Number of the program's threads.
     pub threads: u32,
     /// Whether the program is only observed and never moved.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub observed_only: bool,
     /// Pairs of a cache and the number of threads that ran mostly on its CPUs; idle threads are not counted.
     pub places: Vec<(u32, u32)>,
@@ -233,7 +401,7 @@ pub struct ProgramSnapshot {
     pub speed_per_s: Option<f64>,
     /// Unit of work that `speed_per_s` and `min_rate` count.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub speed_unit: Option<&'static str>,
+    pub speed_unit: Option<String>,
     /// Instructions per cycle while on CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instr_per_cycle: Option<f64>,
@@ -261,87 +429,111 @@ pub struct ProgramSnapshot {
     /// Minimum work per second that the operator promises, in `speed_unit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_rate: Option<f64>,
-    /// Promises to the program, with their states.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub promises: Vec<PromiseSnapshot>,
+    /// The thread whose profile stands for the program, if one has a miss curve.
+    #[serde(skip)]
+    pub profiled_task: Option<TaskId>,
 }
 
-/// The state of a promise to a program.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+/// A promise to a program and its state.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PromiseSnapshot {
-    /// State of the promise, such as `at risk`.
-    pub state: &'static str,
-    /// Sentence about the state, the measurement and the promise, with the same wording in every front end.
+    /// Number of the process within the run.
+    pub program: u32,
+    /// The kernel's id of the process; `None` in recordings.
+    pub pid: Option<i32>,
+    /// Name of the process, for sentences.
+    pub name: String,
+    /// The state by measurements under the plan in force.
+    pub state: PromiseState,
+    /// Promised maximum of the slowdown.
+    pub max_slowdown: Option<f64>,
+    /// Promised minimum of work per second of each thread.
+    pub min_rate: Option<f64>,
+    /// Slowdown or rate with its 95 % interval; `None` if it was not measured.
+    pub measured: Option<Estimate>,
+    /// The promise as a sentence, with the missing evidence, or the programs that would have to leave.
     pub text: String,
 }
 
-/// Miss ratio of one contended cache.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct CacheSnapshot {
-    /// The cache's index, as in [`CacheHeader::cache`].
-    pub cache: u32,
-    /// Measured misses divided by references.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub miss_ratio: Option<f64>,
-    /// Miss ratio that the daemon forecasts in this window for the next one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub forecast_miss_ratio: Option<f64>,
-}
-
-/// One reason as a sentence, as `explain` prints it.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+/// One reason of one decision.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct DecisionSnapshot {
-    /// Kind of the reason, such as `rolled-back`.
-    pub kind: &'static str,
-    /// Programs that the reason names.
+    /// The window of the decision.
+    pub window: u64,
+    /// Kind of the reason.
+    #[serde(default)]
+    pub kind: ReasonKind,
+    /// Task ids that it names.
+    pub tasks: Vec<u32>,
+    /// Programs that it names.
+    #[serde(default)]
     pub programs: Vec<u32>,
-    /// The sentence; printable.
-    pub text: String,
+    /// The reason as a sentence.
+    pub reason: String,
     /// Figures of the reason; their names end in units.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub numbers: Vec<(String, f64)>,
 }
 
 /// Programs that take turns on some CPUs.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct GangSnapshot {
     /// CPUs on which the gangs take turns, such as `0-3`.
     pub cpus: String,
-    /// Length of one turn's slice.
-    pub slice_s: f64,
-    /// Programs of each gang, in the order of their turns.
-    pub turns: Vec<Vec<u32>>,
+    /// Length of a turn.
+    pub slice_ns: u64,
+    /// Task ids of each gang, in the order of their turns.
+    pub gangs: Vec<Vec<u32>>,
+    /// The same by program.
+    pub programs: Vec<Vec<u32>>,
 }
 
-/// A share of a cache that a group of programs uses.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+/// A share of a cache and its members.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct ShareSnapshot {
-    /// Number of the group.
+    /// Group of the share in the plan.
     pub group: u32,
-    /// Index of the cache; if the unit is `colors`, the share is of every cache at that level.
+    /// Id of the cache; a share of colors is of every cache at that level.
     pub cache: u32,
-    /// Unit of the share: `ways` or `colors`.
-    pub unit: &'static str,
-    /// Indices of the ways or colors in the share, such as `0-3`.
-    pub indices: String,
+    /// Ways, as an index list.
+    pub ways: Option<String>,
+    /// Colors, as an index list.
+    pub colors: Option<String>,
     /// Number of ways or colors of the whole cache.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub unit_count: Option<u32>,
-    /// Programs that are confined to the share.
+    /// Task ids of the members.
+    pub tasks: Vec<u32>,
+    /// Programs of the members.
     pub programs: Vec<u32>,
-    /// Measured occupancy of the group.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Bytes that the members occupy, by the hardware's counter.
     pub occupancy_bytes: Option<u64>,
-    /// Share of the members' pages that are in allowed colors.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Share of the resident pages managed by an agent that have allowed colors.
     pub allowed_page_share: Option<f64>,
+    /// Frames of other colors that were assigned because no allowed one was free.
+    pub fallback_pages: Option<u64>,
+    /// The reasons why the members' lines are not exactly in these ways.
+    pub notes: Vec<String>,
+}
+
+/// A change that is still in progress.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PendingSnapshot {
+    /// Group of the share that is in progress; `None` for any other change.
+    pub group: Option<u32>,
+    /// Cache of that share.
+    pub cache: Option<u32>,
+    /// Pages finished so far.
+    pub done: u64,
+    /// Total number of pages; `None` if it is not known yet.
+    pub total: Option<u64>,
+    /// The same as a sentence.
+    pub text: String,
 }
 
 /// Result of one probe.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ProbeSnapshot {
     /// Kind of probe, for display.
-    pub kind: &'static str,
+    pub kind: String,
     /// CPU time that the probe used.
     pub cost_s: f64,
     /// The probed program.
@@ -349,24 +541,11 @@ pub struct ProbeSnapshot {
     pub program: Option<u32>,
 }
 
-/// One entry of the restore journal.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct JournalLine {
-    /// The changed object, such as `affinity of gzip(1234)`.
-    pub object: String,
-    /// Original value that cachemate will restore.
-    pub original: String,
-}
-
 /// The daemon's own state.
-#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct DaemonSnapshot {
     /// Whether the daemon changes the host; otherwise, it only observes.
     pub acting: bool,
-    /// Process id of the daemon.
-    pub pid: u32,
-    /// Level of the host's capabilities, as `cachemate doctor` reports it.
-    pub level: u32,
     /// CPU time of the daemon divided by elapsed time, since its start.
     pub cpu_share: f64,
     /// The reason why the last reload of the configuration failed.
@@ -375,7 +554,7 @@ pub struct DaemonSnapshot {
 }
 
 /// One program's misses by cache size.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CurveSnapshot {
     /// The program's number, as in [`ProgramSnapshot::program`].
     pub program: u32,
@@ -389,7 +568,7 @@ pub struct CurveSnapshot {
 
 /// Slowdowns of the row's program beside the column's. Forecasts are for the two alone on one cache; measurements
 /// come from windows in which both ran on one cache, whichever other programs ran there.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MatrixSnapshot {
     /// Programs in the order of rows and columns.
     pub programs: Vec<u32>,

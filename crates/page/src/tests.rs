@@ -11,7 +11,10 @@ use cachemate_core::{
 use cachemate_trace::{RunLogReader, RunLogWriter};
 
 use crate::file::MODULES;
-use crate::{RecordedRun, Snapshot, SnapshotBuilder, content_policy, page_html, read_recording};
+use crate::{
+    PageCharts, RecordedRun, Snapshot, SnapshotBuilder, content_policy, page_header, page_html,
+    read_recording,
+};
 
 fn header() -> RunHeader {
     run_header(
@@ -41,6 +44,18 @@ fn solo(instr_per_cycle: f64) -> Profile {
         solo_instr_per_cycle: Some(fact),
         ..RateFacts::default()
     })
+}
+
+/// The snapshot of a record for the page.
+fn page_snapshot(
+    builder: &mut SnapshotBuilder,
+    charts: &mut PageCharts,
+    record: &WindowRecord,
+    profiles: &Profiles,
+) -> Snapshot {
+    let mut snapshot = builder.build_snapshot(record, profiles, None);
+    charts.complete(&mut snapshot, profiles);
+    snapshot
 }
 
 /// Is a program shown where it ran, with its slowdown if its solo speed is known, and without one otherwise?
@@ -84,10 +99,14 @@ fn threads_of_a_process_are_one_program_with_added_times() {
 fn the_measured_matrix_counts_only_windows_on_one_cache() {
     let profiles: Profiles = (0..3).map(|task| (TaskId(task), solo(2.0))).collect();
     let mut builder = SnapshotBuilder::new(&header());
+    let mut charts = PageCharts::new(&header());
     let snapshots: Vec<Snapshot> = [[0, 1, 2], [0, 1, 2], [0, 2, 1]]
         .iter()
         .enumerate()
-        .map(|(window, cpus)| builder.build_snapshot(&record(window as u64, cpus), &profiles, None))
+        .map(|(window, cpus)| {
+            let record = record(window as u64, cpus);
+            page_snapshot(&mut builder, &mut charts, &record, &profiles)
+        })
         .collect();
     let matrix = snapshots[2].matrix.as_ref().unwrap();
     assert_eq!(matrix.programs, [0, 1, 2]);
@@ -116,8 +135,10 @@ fn the_forecast_matrix_slows_down_programs_that_do_not_fit() {
         (TaskId(2), profile_with(1.0)),
     ]
     .into();
-    let snapshot =
-        SnapshotBuilder::new(&header()).build_snapshot(&record(0, &[0, 1, 2]), &profiles, None);
+    let mut builder = SnapshotBuilder::new(&header());
+    let mut charts = PageCharts::new(&header());
+    let record = record(0, &[0, 1, 2]);
+    let snapshot = page_snapshot(&mut builder, &mut charts, &record, &profiles);
     let forecast = snapshot.matrix.unwrap().forecast;
     assert!(
         forecast[0][1] > forecast[0][2] && forecast[2][0] == Some(0.0),
@@ -141,16 +162,16 @@ fn a_decision_is_reported_once_until_another() {
         record.decision.reasons = vec![reason];
         builder
             .build_snapshot(&record, &Profiles::new(), None)
-            .decisions
+            .new_decisions
     };
     let first = snapshot_with(0, "{0} goes back");
     assert_eq!(
         (
-            first[0].text.as_str(),
+            first[0].reason.as_str(),
             first[0].kind,
             first[0].programs.as_slice()
         ),
-        ("p0 #0 goes back", "rolled-back", &[0][..])
+        ("p0 #0 goes back", ReasonKind::RolledBack, &[0][..])
     );
     assert!(snapshot_with(1, "{0} goes back").is_empty());
     assert_eq!(snapshot_with(2, "{0} stays").len(), 1);
@@ -164,7 +185,7 @@ fn a_recording_cannot_leave_its_element() {
     let mut builder = SnapshotBuilder::new(&header());
     let snapshots = vec![builder.build_snapshot(&record, &Profiles::new(), None)];
     let page = page_html(Some(&RecordedRun {
-        head: builder.page_header("<b>x"),
+        head: page_header(&header(), "<b>x"),
         snapshots,
     }))
     .unwrap();
@@ -249,9 +270,9 @@ fn modules_define_names_once_and_import_exported_ones() {
     }
 }
 
-/// Are unmeasured values omitted from the JSON, and never zero?
+/// Are unmeasured values omitted or null in the JSON, and never zero?
 #[test]
-fn unmeasured_values_are_omitted_from_the_json() {
+fn unmeasured_values_are_omitted_or_null_in_the_json() {
     let mut record = record(0, &[0]);
     record.observation.tasks[0].counts = EventCounts::default();
     let profile = Profile {
@@ -263,21 +284,23 @@ fn unmeasured_values_are_omitted_from_the_json() {
         &[(TaskId(0), profile)].into(),
         None,
     );
-    let text = serde_json::to_string(&snapshot).unwrap();
-    for word in [
+    let json = serde_json::to_value(&snapshot).unwrap();
+    for name in [
         "slowdown",
         "instr_per_cycle",
-        "misses",
-        "speed",
+        "mpki",
+        "speed_per_s",
         "intensity",
-        "journal",
-        "null",
+        "sensitivity",
     ] {
-        assert!(!text.contains(word), "{word} in {text}");
+        assert!(json["programs"][0][name].is_null(), "{name} in {json}");
     }
+    for name in ["run_time_percent", "cache_percent", "waiting_percent"] {
+        assert!(json["services"][0][name].is_null(), "{name} in {json}");
+    }
+    assert!(json["caches"][0]["miss_ratio"].is_null() && json["journal"].is_null());
     assert!(
-        SnapshotBuilder::new(&header())
-            .page_header("x")
+        page_header(&header(), "x")
             .caches
             .iter()
             .all(|cache| CacheId(cache.cache).0 < 2)

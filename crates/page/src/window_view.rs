@@ -1,9 +1,6 @@
-//! Figures and wording of one window, common to all front ends.
+//! Figures and wording of one window, from which its snapshot is built.
 //!
-//! Problem: `status`, `top`, `explain`, the metrics and the dashboard show the same window; if each computed its own
-//! figures and sentences, they would differ. Method: [`WindowTracker`] turns a record into a [`WindowView`], and the
-//! front ends only format it. Properties: every text is printable, because names and messages come from other users;
-//! unmeasured values are missing.
+//! Every text is printable, because names and messages come from other users; unmeasured values are missing.
 
 use std::collections::BTreeMap;
 
@@ -20,6 +17,11 @@ use cachemate_report::text::escape_controls;
 
 /// Printable names of tasks, in the form that a front end uses in sentences.
 pub type TaskNames = BTreeMap<TaskId, String>;
+
+/// The text for a thread in sentences.
+pub fn describe_thread(name: &str, tid: i32) -> String {
+    format!("{}({tid})", escape_controls(name))
+}
 
 /// A live task in one window.
 #[derive(Clone, Debug)]
@@ -78,8 +80,6 @@ pub struct WindowView<'a> {
     pub refused: Vec<String>,
     /// Changes that another process made, one sentence each.
     pub overridden: Vec<String>,
-    /// Changes in progress, one sentence each.
-    pub pending: Vec<String>,
 }
 
 /// Turns the records of a run into views, in order.
@@ -137,12 +137,6 @@ impl WindowTracker {
                 .overridden_by_others
                 .iter()
                 .map(|item| item_text(item, names))
-                .collect(),
-            pending: record
-                .applied
-                .pending
-                .iter()
-                .map(|pending| pending_text(pending, names))
                 .collect(),
         }
     }
@@ -299,7 +293,8 @@ fn probe_text(kind: &ProbeKind, names: &TaskNames) -> String {
     }
 }
 
-fn pending_text(pending: &PendingItem, names: &TaskNames) -> String {
+/// Describes a change in progress for users.
+pub fn pending_text(pending: &PendingItem, names: &TaskNames) -> String {
     let total_text = pending
         .total
         .map_or(String::new(), |total| format!(" of {total}"));

@@ -20,6 +20,7 @@
 #![warn(missing_docs)]
 
 mod bundled_recordings;
+mod children;
 mod cmt;
 mod convert;
 mod error;
@@ -36,6 +37,7 @@ mod stored_sample;
 pub use bundled_recordings::{
     bundled_recording, bundled_recordings, find_recording, find_recordings_in, recording_dirs,
 };
+pub use children::end_with_parent;
 pub use cmt::{BLOCK_RECORDS, CMT_VERSION, CmtReader, CmtWriter};
 pub use convert::{ConversionSummary, convert};
 pub use error::{FilePosition, TraceError};

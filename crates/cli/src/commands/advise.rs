@@ -19,8 +19,8 @@ use crate::host_machine;
 use crate::prediction::{INTERVAL_MODEL, interval_costs};
 use crate::programs::{ProfiledInput, load_all};
 use crate::session::Session;
-use cachemate_daemon::status::describe_thread;
 use cachemate_daemon::{host, socket};
+use cachemate_page::describe_thread;
 
 /// Advise where to run programs on this host before they are started, with reasons
 ///
@@ -210,6 +210,7 @@ impl Advise {
             return Vec::new();
         };
         let busy_tasks = status
+            .snapshot
             .tasks
             .into_iter()
             .filter(|task| task.cpu_share.is_some_and(|share| share >= 0.05));

@@ -13,10 +13,8 @@ use crate::history_text::service_text;
 use crate::service_text::nearest_name_hint;
 use crate::session::Session;
 use crate::status_text::{ExplainJson, explain_text};
-use cachemate_daemon::service_status::ServiceStatus;
 use cachemate_daemon::socket;
-use cachemate_daemon::status::TaskStatus;
-use cachemate_daemon::status::describe_thread;
+use cachemate_page::{ServiceSnapshot, TaskSnapshot, describe_thread};
 
 /// Explain a service or a program: the slowdown and its causes, the reasons of the placement, and the measurements
 #[derive(Args)]
@@ -34,7 +32,7 @@ pub struct Explain {
 const MAX_NAME_BYTES: usize = 15;
 
 /// Returns whether `program` denotes this task, by process id, thread id or name.
-fn is_named(task: &TaskStatus, program: &str) -> bool {
+fn is_named(task: &TaskSnapshot, program: &str) -> bool {
     match program.parse::<i32>() {
         Ok(id) => task.pid == id || task.tid == id,
         Err(_) => {
@@ -45,7 +43,11 @@ fn is_named(task: &TaskStatus, program: &str) -> bool {
 }
 
 /// Returns the error for a program that no managed task matches, with the reason.
-fn no_data_error(program: &str, tasks: &[TaskStatus], services: &[ServiceStatus]) -> anyhow::Error {
+fn no_data_error(
+    program: &str,
+    tasks: &[TaskSnapshot],
+    services: &[ServiceSnapshot],
+) -> anyhow::Error {
     if program.parse::<i32>().is_err() {
         let programs = tasks.iter().map(|task| task.name.as_str());
         let names = programs.chain(services.iter().map(|service| service.name.as_str()));
@@ -65,20 +67,22 @@ fn no_data_error(program: &str, tasks: &[TaskStatus], services: &[ServiceStatus]
 impl Explain {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let status = socket::query_status(&self.socket.path())?;
-        let named_services: Vec<ServiceStatus> = status
+        let named_services: Vec<ServiceSnapshot> = status
+            .snapshot
             .services
             .iter()
             .filter(|service| service.identity().is_named(&self.program))
             .cloned()
             .collect();
-        let is_in_named_service = |task: &TaskStatus| {
+        let is_in_named_service = |task: &TaskSnapshot| {
             named_services
                 .iter()
                 .any(|service| service.task_ids.contains(&task.task))
         };
         let is_explained =
-            |task: &TaskStatus| is_named(task, &self.program) || is_in_named_service(task);
-        let tasks: Vec<TaskStatus> = status
+            |task: &TaskSnapshot| is_named(task, &self.program) || is_in_named_service(task);
+        let tasks: Vec<TaskSnapshot> = status
+            .snapshot
             .tasks
             .iter()
             .filter(|task| is_explained(task))
@@ -94,8 +98,8 @@ impl Explain {
             }
             return Err(no_data_error(
                 &self.program,
-                &status.tasks,
-                &status.services,
+                &status.snapshot.tasks,
+                &status.snapshot.services,
             ));
         }
         let pids: BTreeSet<i32> = tasks.iter().map(|task| task.pid).collect();
@@ -105,12 +109,13 @@ impl Explain {
             None
         };
         let has_selected_task = |ids: &[u32]| tasks.iter().any(|task| ids.contains(&task.task));
-        let shares_cache = |task: &TaskStatus| {
+        let shares_cache = |task: &TaskSnapshot| {
             tasks
                 .iter()
                 .any(|own_task| own_task.cache.is_some() && own_task.cache == task.cache)
         };
         let other_tasks = status
+            .snapshot
             .tasks
             .iter()
             .filter(|task| !is_explained(task) && shares_cache(task));
@@ -132,6 +137,7 @@ impl Explain {
                 .cloned()
                 .collect(),
             refused: status
+                .snapshot
                 .refused
                 .iter()
                 .filter(|line| task_labels.iter().any(|name| line.contains(name)))
@@ -146,12 +152,13 @@ impl Explain {
             services: match named_services.is_empty() {
                 false => named_services,
                 true => {
-                    let owns_selected_task = |service: &&ServiceStatus| {
+                    let owns_selected_task = |service: &&ServiceSnapshot| {
                         tasks
                             .iter()
                             .any(|task| service.task_ids.contains(&task.task))
                     };
                     status
+                        .snapshot
                         .services
                         .iter()
                         .filter(owns_selected_task)
@@ -160,9 +167,10 @@ impl Explain {
                 }
             },
             promises: status
+                .snapshot
                 .promises
                 .iter()
-                .filter(|promise| pids.contains(&promise.pid))
+                .filter(|promise| promise.pid.is_some_and(|pid| pids.contains(&pid)))
                 .cloned()
                 .collect(),
             tasks,
@@ -175,16 +183,16 @@ impl Explain {
 mod tests {
     use super::*;
 
-    fn sample_task(pid: i32, tid: i32, name: &str) -> TaskStatus {
-        TaskStatus {
+    fn sample_task(pid: i32, tid: i32, name: &str) -> TaskSnapshot {
+        TaskSnapshot {
             pid,
             tid,
             name: name.into(),
-            ..TaskStatus::default()
+            ..TaskSnapshot::default()
         }
     }
 
-    fn sample_service(name: &str) -> ServiceStatus {
+    fn sample_service(name: &str) -> ServiceSnapshot {
         serde_json::from_value(serde_json::json!({
             "kind": "unit", "name": name, "tasks": 1, "task_ids": [1], "unread_programs": null, "cpu_share": 0.1,
             "waiting_share": null, "run_time_percent": null, "run_time_range_percent": null, "cache_percent": null,

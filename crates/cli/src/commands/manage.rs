@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use cachemate_page::serve::page::PageAddress;
 use clap::Args;
 
-use crate::api_server::ApiServerArgs;
-use crate::exit::UsageError;
-use crate::node_publisher::{NodePublisher, is_object_name};
+#[cfg(feature = "complete")]
+use crate::node_publisher::ClusterArgs;
 use crate::session::Session;
 use cachemate_daemon::daemon::{ConfigSource, ControlFlags, handle_hangup, run};
 use cachemate_daemon::dry_run;
@@ -61,15 +60,9 @@ pub struct Manage {
     /// Position among the plugins of the container runtime, 0 to 99
     #[arg(long, value_name = "N", requires = "nri", default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..100))]
     nri_index: u8,
-    /// Publish the state of this node's caches and the profiles of its services as objects of this API server
+    #[cfg(feature = "complete")]
     #[command(flatten)]
-    server: ApiServerArgs,
-    /// Name of this node at the API server
-    #[arg(long, value_name = "NAME", requires = "api_server", conflicts_with_all = ["check", "dry_run"])]
-    node: Option<String>,
-    /// Memory bandwidth of this host, from which the published bandwidth left follows where traffic is counted
-    #[arg(long, value_name = "BYTES", requires = "api_server", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000_000_000))]
-    memory_bytes_per_second: Option<u64>,
+    cluster: ClusterArgs,
     /// Socket that status, top and explain connect to
     #[arg(long, value_name = "FILE")]
     socket: Option<PathBuf>,
@@ -120,19 +113,8 @@ impl Manage {
             return session.print_result(self.json, &result, || result.render());
         }
         handle_hangup(&control_flags)?;
-        if let Some(server) = self.server.open()? {
-            let node = self.node.clone().filter(|name| is_object_name(name));
-            let found = self.node.as_deref().unwrap_or("");
-            let node_problem = || {
-                UsageError(format!(
-                    "--node: found '{found}', expected the name of this node"
-                ))
-            };
-            let node = node.ok_or_else(node_problem)?;
-            let memory_bytes_per_second = self.memory_bytes_per_second.map(|bytes| bytes as f64);
-            let publisher = NodePublisher::new(server, node, memory_bytes_per_second);
-            publisher.start(control_flags.status.clone(), session.clone())?;
-        }
+        #[cfg(feature = "complete")]
+        self.cluster.start(&control_flags, session)?;
         run(&source, &control_flags, &|message| session.log(message))
     }
 }

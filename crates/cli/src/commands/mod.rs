@@ -5,37 +5,59 @@ use clap::{Parser, Subcommand};
 use crate::args::Global;
 use crate::session::Session;
 
+#[cfg(feature = "complete")]
 mod advise;
+#[cfg(feature = "complete")]
 mod attribute;
+#[cfg(feature = "complete")]
 mod cachesim;
 mod completions;
+#[cfg(feature = "complete")]
 mod convert;
+#[cfg(feature = "complete")]
 mod dashboard;
 mod doctor;
 mod explain;
+#[cfg(feature = "complete")]
 mod extender;
+#[cfg(feature = "complete")]
 mod fleet;
 mod guardian;
 pub mod history;
+#[cfg(feature = "complete")]
 mod lab;
 mod man;
 mod manage;
+#[cfg(feature = "complete")]
 mod merge;
+#[cfg(feature = "complete")]
 mod mixes;
+#[cfg(feature = "complete")]
 mod mrc;
 mod page_color;
+#[cfg(feature = "complete")]
 mod plan;
+#[cfg(feature = "complete")]
 mod predict;
+#[cfg(feature = "complete")]
 mod profile;
+#[cfg(feature = "complete")]
 mod profile_export;
+#[cfg(feature = "complete")]
 mod record;
+#[cfg(feature = "complete")]
 mod replay;
+#[cfg(feature = "complete")]
 mod report;
+#[cfg(feature = "complete")]
 mod repro;
 mod restore;
 mod run;
+#[cfg(feature = "complete")]
 mod sim;
+#[cfg(feature = "complete")]
 mod sim_interval;
+#[cfg(feature = "complete")]
 mod slurm_node;
 mod status;
 mod top;
@@ -49,6 +71,12 @@ pub mod topology;
 /// 130 interrupted.
 #[derive(Parser)]
 #[command(name = "cachemate", version = env!("CACHEMATE_VERSION"), max_term_width = 100, propagate_version = true)]
+#[cfg_attr(
+    not(feature = "complete"),
+    command(
+        after_help = "This is the package cachemate-daemon; the package cachemate also records, predicts, plans and simulates"
+    )
+)]
 pub struct Cli {
     #[command(flatten)]
     pub global: Global,
@@ -58,12 +86,33 @@ pub struct Cli {
 
 #[derive(Subcommand)]
 pub enum Command {
+    #[cfg(feature = "complete")]
+    #[command(flatten)]
+    Complete(CompleteCommand),
+    PageColor(page_color::PageColorArgs),
+    Topology(topology::TopologyArgs),
+    Doctor(doctor::Doctor),
+    Run(run::RunArgs),
+    Manage(manage::Manage),
+    Status(status::StatusArgs),
+    Top(top::Top),
+    Explain(explain::Explain),
+    History(history::HistoryArgs),
+    Restore(restore::RestoreArgs),
+    #[command(hide = true)]
+    Guardian(guardian::GuardianArgs),
+    Completions(completions::Completions),
+    Man(man::Man),
+}
+
+/// Commands that only the complete command has: programs and traces, simulated machines, clusters.
+#[cfg(feature = "complete")]
+#[derive(Subcommand)]
+pub enum CompleteCommand {
     Record(record::Record),
     Convert(convert::Convert),
     Mrc(mrc::Mrc),
-    PageColor(page_color::PageColorArgs),
     Profile(profile::ProfileArgs),
-    Topology(topology::TopologyArgs),
     Predict(predict::Predict),
     Plan(plan::PlanArgs),
     Attribute(attribute::AttributeArgs),
@@ -75,62 +124,21 @@ pub enum Command {
     Merge(merge::MergeArgs),
     Fleet(fleet::FleetArgs),
     Extender(extender::ExtenderArgs),
-    Doctor(doctor::Doctor),
     Advise(advise::Advise),
-    Run(run::RunArgs),
-    Manage(manage::Manage),
-    Status(status::StatusArgs),
-    Top(top::Top),
-    Explain(explain::Explain),
-    History(history::HistoryArgs),
-    Restore(restore::RestoreArgs),
     Lab(lab::Lab),
-    #[command(hide = true)]
-    Guardian(guardian::GuardianArgs),
-    Completions(completions::Completions),
-    Man(man::Man),
 }
 
 impl Command {
-    /// Returns whether the command only computes, so that an interruption may end it anywhere.
-    fn is_calculation(&self) -> bool {
-        match self {
-            Command::Advise(_)
-            | Command::Attribute(_)
-            | Command::Plan(_)
-            | Command::Predict(_)
-            | Command::Replay(_)
-            | Command::Report(_)
-            | Command::Topology(_) => true,
-            Command::Profile(command) => command.is_calculation(),
-            _ => false,
-        }
-    }
-
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        if self.is_calculation() {
-            session.limit_calculation();
-        }
         match self {
-            Command::Convert(command) => command.run(session),
-            Command::Mrc(command) => command.run(session),
-            Command::Record(command) => command.run(session),
+            #[cfg(feature = "complete")]
+            Command::Complete(command) => command.run(session),
             Command::PageColor(command) => command.run(session),
-            Command::Profile(command) => command.run(session),
-            Command::Predict(command) => command.run(session),
-            Command::Plan(command) => command.run(session),
-            Command::Attribute(command) => command.run(session),
-            Command::Report(command) => command.run(session),
-            Command::Topology(command) => command.run(session),
-            Command::Sim(command) => command.run(session),
-            Command::Replay(command) => command.run(session),
-            Command::Dashboard(command) => command.run(session),
-            Command::Repro(command) => command.run(session),
-            Command::Merge(command) => command.run(session),
-            Command::Fleet(command) => command.run(session),
-            Command::Extender(command) => command.run(session),
+            Command::Topology(command) => {
+                session.limit_calculation();
+                command.run(session)
+            }
             Command::Doctor(command) => command.run(session),
-            Command::Advise(command) => command.run(session),
             Command::Run(command) => command.run(session),
             Command::Manage(command) => command.run(session),
             Command::Status(command) => command.run(session),
@@ -138,10 +146,51 @@ impl Command {
             Command::Explain(command) => command.run(session),
             Command::History(command) => command.run(session),
             Command::Restore(command) => command.run(session),
-            Command::Lab(command) => command.run(session),
             Command::Guardian(command) => command.run(session),
             Command::Completions(command) => command.run(session),
             Command::Man(command) => command.run(session),
+        }
+    }
+}
+
+#[cfg(feature = "complete")]
+impl CompleteCommand {
+    /// Returns whether the command only computes, so that an interruption may end it anywhere.
+    fn is_calculation(&self) -> bool {
+        match self {
+            CompleteCommand::Advise(_)
+            | CompleteCommand::Attribute(_)
+            | CompleteCommand::Plan(_)
+            | CompleteCommand::Predict(_)
+            | CompleteCommand::Replay(_)
+            | CompleteCommand::Report(_) => true,
+            CompleteCommand::Profile(command) => command.is_calculation(),
+            _ => false,
+        }
+    }
+
+    fn run(&self, session: &Session) -> anyhow::Result<()> {
+        if self.is_calculation() {
+            session.limit_calculation();
+        }
+        match self {
+            CompleteCommand::Record(command) => command.run(session),
+            CompleteCommand::Convert(command) => command.run(session),
+            CompleteCommand::Mrc(command) => command.run(session),
+            CompleteCommand::Profile(command) => command.run(session),
+            CompleteCommand::Predict(command) => command.run(session),
+            CompleteCommand::Plan(command) => command.run(session),
+            CompleteCommand::Attribute(command) => command.run(session),
+            CompleteCommand::Report(command) => command.run(session),
+            CompleteCommand::Sim(command) => command.run(session),
+            CompleteCommand::Replay(command) => command.run(session),
+            CompleteCommand::Dashboard(command) => command.run(session),
+            CompleteCommand::Repro(command) => command.run(session),
+            CompleteCommand::Merge(command) => command.run(session),
+            CompleteCommand::Fleet(command) => command.run(session),
+            CompleteCommand::Extender(command) => command.run(session),
+            CompleteCommand::Advise(command) => command.run(session),
+            CompleteCommand::Lab(command) => command.run(session),
         }
     }
 }

@@ -18,10 +18,11 @@ use cachemate_trace::{AccessRecord, ThreadTotals, TraceReader};
 use clap::{Args, ValueEnum};
 
 use super::cachesim::{self, SetAssociativeArgs};
-use crate::args::{JsonArg, SizeList};
+use crate::args::JsonArg;
 use crate::exit::UsageError;
 use crate::files::write_file;
 use crate::session::Session;
+use crate::size_list::SizeList;
 use crate::traces::{TraceArgs, TraceInput};
 
 /// Print the miss-rate curve of a trace: the misses of a cache of each size

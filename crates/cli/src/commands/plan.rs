@@ -2,12 +2,11 @@
 
 use std::path::PathBuf;
 
-use cachemate_core::{Cache, CacheId, CpuId, CpuSet, Topology};
+use cachemate_core::{CacheId, CpuId};
 use cachemate_papers::matrix::PairCosts;
-use cachemate_papers::placement::{PlacedProgram, Placement, place};
+use cachemate_papers::placement::{Placement, place};
 use cachemate_report::GroupForecast;
 use cachemate_report::terminal::plan_boxes;
-use cachemate_report::text::escape_controls;
 use cachemate_spec::load_measured_matrix;
 use cachemate_study::plan_result;
 use clap::Args;
@@ -17,6 +16,7 @@ use crate::args::JsonArg;
 use crate::exit::UsageError;
 use crate::goal_plan::{GoalPlan, RequestedGoal, StaticPlanSearch, parse_goal};
 use crate::host_machine;
+use crate::pinning::describe_pinning;
 use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, SlowdownModel};
 use crate::programs::name_without_number;
 use crate::session::Session;
@@ -125,38 +125,6 @@ fn forecast_groups(
     Ok(groups)
 }
 
-/// Returns the commands that keep programs to the caches of a plan for this host, whose CPUs have these numbers in the order of
-/// the topology's.
-fn pinning_commands(placement: &Placement, topology: &Topology, numbers: &[u32]) -> String {
-    let caches: Vec<&Cache> = topology.last_level_caches().collect();
-    if caches.len() < 2 {
-        return "this host has one last-level cache: no choice of CPUs keeps programs apart in it\n"
-            .to_string();
-    }
-    let mut text =
-        "to keep a program to its cache, start it by taskset, or set the CPUs of its unit\n"
-            .to_string();
-    for cache in caches {
-        let is_on_cache = |program: &&PlacedProgram| program.cache == Some(cache.id);
-        let members = placement.programs.iter().filter(is_on_cache);
-        let names: Vec<String> = members
-            .map(|program| escape_controls(&program.name))
-            .collect();
-        let kernel_numbers = cache
-            .cpus
-            .iter()
-            .filter_map(|cpu| numbers.get(cpu as usize));
-        let cpus: CpuSet = kernel_numbers.copied().collect();
-        if !names.is_empty() {
-            let names = names.join(", ");
-            text.push_str(&format!(
-                "  {names}: taskset -c {cpus} COMMAND; systemctl set-property UNIT AllowedCPUs={cpus}\n"
-            ));
-        }
-    }
-    text
-}
-
 /// The slowdowns on which a plan is based.
 enum PlanBasis {
     Measured {
@@ -197,15 +165,24 @@ impl PlanArgs {
         };
         let mut placement = placement;
         let mut commands = String::new();
+        let mut numbers: Vec<u32> = Vec::new();
         if self.machine.machine == host_machine::HOST_NAME {
-            let numbers = host_machine::kernel_cpus(session)?;
+            let kernel_cpus = host_machine::kernel_cpus(session)?;
+            numbers = kernel_cpus.iter().map(|cpu| cpu.cpu).collect();
             placement.renumber_cpus(&numbers);
-            commands = pinning_commands(&placement, &machine.topology(), &numbers);
+            commands = describe_pinning(&placement, &machine.topology(), &kernel_cpus);
         }
         let search = match &basis {
             PlanBasis::Measured { .. } => None,
             PlanBasis::Predicted { prediction, .. } => self.build_plan_search(prediction)?,
         };
+        let mut goals = search
+            .as_ref()
+            .map(StaticPlanSearch::best_for_goals)
+            .transpose()?;
+        if let Some(goals) = &mut goals {
+            goals.renumber_cpus(&numbers);
+        }
         let result = PlanJson {
             machine: &machine.name,
             model,
@@ -216,10 +193,7 @@ impl PlanArgs {
             },
             placement: &placement,
             groups,
-            goals: search
-                .as_ref()
-                .map(StaticPlanSearch::best_for_goals)
-                .transpose()?,
+            goals,
         };
         let describe = || {
             let picture = plan_result(&placement, &machine.name, model, kind);
@@ -299,51 +273,5 @@ impl PlanArgs {
             prediction: Box::new(prediction),
             evaluation_costs,
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use cachemate_core::CacheLevel;
-    use cachemate_core::test_support::last_level_caches;
-
-    /// Do the commands have the kernel's CPU numbers of each program's cache, and is a host without a choice told so?
-    #[test]
-    fn commands_have_the_kernels_numbers() {
-        let names: Vec<String> = ["mcf", "gzip", "stream"].map(String::from).to_vec();
-        let costs = PairCosts::from_slowdowns(vec![
-            vec![0.0, 1.0, 90.0],
-            vec![1.0, 0.0, 1.0],
-            vec![1.0, 1.0, 0.0],
-        ]);
-        let topology = last_level_caches(2, 2, CacheLevel::L3, 1 << 23);
-        let mut placement = place(&names, &costs, &costs, &topology, 0).unwrap();
-        // Siblings are numbered last, as Linux usually does.
-        let numbers = [0, 2, 1, 3];
-        placement.renumber_cpus(&numbers);
-        let text = pinning_commands(&placement, &topology, &numbers);
-        for program in &placement.programs {
-            let line = text.lines().find(|line| line.contains(&program.name));
-            let cpus = match program.cache {
-                Some(CacheId(0)) => "0,2",
-                _ => "1,3",
-            };
-            let line = line.unwrap();
-            assert!(
-                line.contains(&format!("taskset -c {cpus} COMMAND")),
-                "{text}"
-            );
-            assert!(line.ends_with(&format!("AllowedCPUs={cpus}")), "{text}");
-        }
-        assert_ne!(placement.programs[0].cache, placement.programs[2].cache);
-
-        let one = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
-        let placement = place(&names, &costs, &costs, &one, 0).unwrap();
-        let text = pinning_commands(&placement, &one, &[0, 1, 2, 3]);
-        assert!(
-            text.contains("one last-level cache") && !text.contains("taskset"),
-            "{text}"
-        );
     }
 }

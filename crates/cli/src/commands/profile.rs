@@ -17,6 +17,7 @@ use super::record::{RecordArgs, program_result};
 use crate::args::JsonArg;
 use crate::exit::InterruptedError;
 use crate::files::{refuse_existing, write_json};
+use crate::host_machine::load_machine;
 use crate::programs::{ProfiledInput, load_partial};
 use crate::session::Session;
 
@@ -37,7 +38,7 @@ pub struct ProfileArgs {
         conflicts_with = "command"
     )]
     file: Option<String>,
-    /// Also measure LRU positions on this machine's shared cache
+    /// Also measure LRU positions on this machine's shared cache; 'host' means this one
     #[arg(long, short, value_name = "MACHINE")]
     machine: Option<String>,
     /// File to write [default: NAME.profile.json]
@@ -68,7 +69,7 @@ impl ProfileArgs {
         let machine = self
             .machine
             .as_deref()
-            .map(cachemate_spec::load_machine)
+            .map(|name| load_machine(session, name))
             .transpose()?;
         let target = machine
             .as_ref()
@@ -231,8 +232,12 @@ fn render(
         session.paint(),
     ));
     if let Some(positions) = file.stack_positions.first() {
+        let other_cache = match (cache_bytes, file.source.kind.as_str()) {
+            (None, kind) if kind != LIVE_SOURCE => " (-m host: on this host's cache)",
+            _ => "",
+        };
         text.push_str(&format!(
-            "on {} {}-way: {}{} MPKI, {} of the hits lost with half of it\n",
+            "on {} {}-way{other_cache}: {}{} MPKI, {} of the hits lost with half of it\n",
             format_size(positions.size_bytes),
             positions.hits.len(),
             summary

@@ -25,6 +25,7 @@ use cachemate_daemon::dry_run::DryRun;
 use cachemate_daemon::host::{self, HostSurvey, LiveRunOptions};
 use cachemate_daemon::paths;
 use cachemate_daemon::programs::{ProgramExit, ProgramGroup};
+use cachemate_page::SnapshotBuilder;
 
 /// Start programs under management, and optionally compare them with an unmanaged run
 ///
@@ -112,6 +113,8 @@ struct ProgramJson {
 
 /// Minimum number of windows of a compared run. In its first windows, a policy has no evidence yet.
 const MIN_COMPARED_WINDOWS: u32 = 10;
+/// Maximum number of decisions that are reported, the latest first.
+const MAX_DECISIONS: usize = 30;
 
 #[derive(Default)]
 struct RunOutcome {
@@ -265,30 +268,33 @@ impl RunArgs {
             } = host::build_live_run(host, &options)?;
             programs.release();
             missing_evidence = missing.iter().map(ToString::to_string).collect();
-            let mut status_tracker = cachemate_daemon::status::StatusTracker::new(
-                header.pipeline.predictor,
-                std::time::Instant::now(),
-            );
+            let mut builder = SnapshotBuilder::new(&header);
+            let mut refused_plan: Option<String> = None;
+            let mut last_refused = Vec::new();
             let loop_result = loop {
                 match live.step() {
                     Ok(Some(record)) => {
-                        status_tracker.observe(
-                            &record,
-                            &live.machine,
-                            &host.topology,
-                            live.profiles(),
-                        );
+                        let host = live.machine.host_report();
                         if let Some(dry_run) = &mut dry_run {
-                            dry_run.observe(&record, live.machine.planned_changes());
+                            dry_run.observe(&record, &host.planned_changes);
                         }
+                        let snapshot =
+                            builder.build_snapshot(&record, live.profiles(), Some(&host));
+                        for decision in snapshot.new_decisions {
+                            decisions.insert(0, decision.reason);
+                        }
+                        decisions.truncate(MAX_DECISIONS);
+                        (refused_plan, last_refused) = (None, snapshot.refused);
                     }
                     Ok(None) => break Ok(()),
                     Err(ControlLoopError::Plan { bad, window, .. }) => {
-                        if status_tracker.refuse_plan(window, &bad) {
+                        let refusal = format!("the policy's plan: {bad}");
+                        if refused_plan.as_ref() != Some(&refusal) {
                             session.warn(&format!(
                                 "the plan of window {window} is refused, and the previous one stays in force: {bad}"
                             ));
                         }
+                        refused_plan = Some(refusal);
                     }
                     Err(error) => break Err(error),
                 }
@@ -297,19 +303,7 @@ impl RunArgs {
             let restored_objects = live.machine.restore_all()?;
             loop_result?;
             report_failures(&restored_objects, &|message| session.warn(message))?;
-            decisions = status_tracker
-                .status
-                .decisions
-                .iter()
-                .map(|decision| decision.reason.clone())
-                .collect();
-            refused = status_tracker
-                .status
-                .refused_plan
-                .iter()
-                .chain(&status_tracker.status.refused)
-                .cloned()
-                .collect();
+            refused = refused_plan.into_iter().chain(last_refused).collect();
         }
         programs.release();
         let exits = programs.into_exits();

@@ -61,6 +61,49 @@ fn an_interrupted_recording_is_a_complete_file() {
     assert!(read["accesses"].as_u64().unwrap() > 3000, "{read}");
 }
 
+/// Does a recorded program end with a recorder that is killed?
+#[test]
+fn a_recorded_program_ends_with_a_killed_recorder() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = ": > under-way; exec sleep 1000";
+    let mut child = command(
+        dir.path(),
+        &["record", "-o", "x.cmt", "--", "sh", "-c", program],
+    )
+    .stdout(Stdio::null())
+    .stderr(Stdio::null())
+    .spawn()
+    .unwrap();
+    wait_for(&dir.path().join("under-way"), &mut child);
+    let children_file = format!("/proc/{0}/task/{0}/children", child.id());
+    let recorded: Vec<i32> = std::fs::read_to_string(children_file)
+        .unwrap()
+        .split_ascii_whitespace()
+        .map(|pid| pid.parse().unwrap())
+        .collect();
+    assert_eq!(recorded.len(), 1, "{recorded:?}");
+
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let stat_path = format!("/proc/{}/stat", recorded[0]);
+    let is_running = || {
+        let stat = std::fs::read_to_string(&stat_path).unwrap_or_default();
+        let state = stat
+            .rsplit(')')
+            .next()
+            .and_then(|rest| rest.split_whitespace().next());
+        state.is_some_and(|state| state != "Z" && state != "X")
+    };
+    let start = Instant::now();
+    while is_running() {
+        assert!(
+            start.elapsed() < Duration::from_secs(120),
+            "{recorded:?} still runs"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Is the part recorded before the interrupt profiled, and is the profile usable for a prediction?
 #[test]
 fn an_interrupted_profile_covers_the_recorded_part() {

@@ -40,7 +40,7 @@ fn the_batch_service_is_named_within_twenty_seconds() {
     run(at, &["sim", "s.toml", "-o", "run.jsonl"]).ok();
     let run = read_recording(RunLogReader::open(at.join("run.jsonl")).unwrap(), "run").unwrap();
     let first = run.snapshots.iter().find(|snapshot| {
-        let measured = |cause: &cachemate_page::ServiceLossSnapshot| {
+        let measured = |cause: &cachemate_page::CacheLossSnapshot| {
             cause.source == "measured" && cause.service == "batch"
         };
         store_service(snapshot).cache_by.iter().any(measured)
@@ -77,11 +77,11 @@ fn the_batch_service_is_named_within_twenty_seconds() {
     let cause = &store_service(named).cache_by[0];
     assert!(truth > 0.1, "the batch service slows the store: {truth}");
     assert!(
-        (cause.loss.value - truth).abs() < 0.15 * truth,
+        (cause.percent / 100.0 - truth).abs() < 0.15 * truth,
         "{cause:?}, by the speeds {truth}"
     );
     assert!(
-        cause.loss.low > 0.0 && cause.loss.low <= cause.loss.high,
+        cause.range_percent.0 > 0.0 && cause.range_percent.0 <= cause.range_percent.1,
         "{cause:?}, by the speeds {truth}"
     );
     let others = run

@@ -10,11 +10,10 @@ use cachemate_auto::service_losses::{
     LossSource, ServiceLoss, ServiceReport, ServiceSlowdown, WaitingCause,
 };
 use cachemate_core::{Estimate, PromiseState, ServiceIdentity, ServiceKind, TaskId};
+use cachemate_page::{CacheSnapshot, PromiseSnapshot, ServiceSnapshot, Snapshot, TaskSnapshot};
 
 use super::metrics_page;
-use crate::promise_status::PromiseStatus;
-use crate::service_status::ServiceStatus;
-use crate::status::{CacheStatus, DaemonStatus, TaskStatus};
+use crate::status::DaemonStatus;
 
 const ALERTS: &str = include_str!("../../../../packaging/alerts.yaml");
 const DASHBOARD: &str = include_str!("../../../../packaging/grafana.json");
@@ -56,10 +55,11 @@ fn status_fixture(waiting: f64, cache: f64, promise: PromiseState, events: u64) 
         prevented_losses: Vec::new(),
         reason: None,
     };
-    let mut status = DaemonStatus {
-        services: vec![ServiceStatus::new(&report)],
-        promises: vec![PromiseStatus {
-            pid: 7,
+    let snapshot = Snapshot {
+        services: vec![ServiceSnapshot::new(&report)],
+        promises: vec![PromiseSnapshot {
+            program: 0,
+            pid: Some(7),
             name: "redis".into(),
             state: promise,
             max_slowdown: Some(0.05),
@@ -67,23 +67,27 @@ fn status_fixture(waiting: f64, cache: f64, promise: PromiseState, events: u64) 
             measured: Some(around(waiting)),
             text: String::new(),
         }],
-        caches: vec![CacheStatus {
+        caches: vec![CacheSnapshot {
             cpus: "0-1".into(),
-            ..CacheStatus::default()
+            busy_cpus: Some(1.5),
+            memory_bytes_per_second: Some(1e9),
+            occupancy_bytes: Some(1 << 20),
+            ..CacheSnapshot::default()
         }],
-        tasks: vec![TaskStatus {
+        tasks: vec![TaskSnapshot {
             name: "redis".into(),
             cache: Some(0),
             intensity: Some(around(0.2)),
-            ..TaskStatus::default()
+            ..TaskSnapshot::default()
         }],
+        ..Snapshot::default()
+    };
+    let mut status = DaemonStatus {
+        snapshot,
         // A tenth of a second in each minute.
         cpu_ns: 100_000_000 * events,
         ..DaemonStatus::default()
     };
-    status.caches[0].readings.busy_cpus = Some(1.5);
-    status.caches[0].readings.memory_bytes_per_second = Some(1e9);
-    status.caches[0].readings.occupancy_bytes = Some(1 << 20);
     status.counters.max_runqueue_wait_ns = Some(1);
     status.counters.rollbacks = events;
     status.counters.refused_plans = events;

@@ -8,6 +8,7 @@
 //! Property: a group is changed at most twice in a minute.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 
 use cachemate_core::{CpuSet, CpusetGroup, ServiceKind, service_of_cgroup};
 
@@ -30,6 +31,26 @@ pub struct GroupOverride {
     pub current_cpus: CpuSet,
     /// The program that manages such groups.
     pub owner: Option<&'static str>,
+}
+
+/// Names the group, its two sets of CPUs and who may have written the second, for users.
+impl fmt::Display for GroupOverride {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let GroupOverride {
+            cgroup,
+            configured_cpus,
+            current_cpus,
+            ..
+        } = self;
+        let other = match self.owner {
+            Some(owner) => format!("{owner} or a person"),
+            None => "another program or a person".to_string(),
+        };
+        write!(
+            formatter,
+            "cpuset {cgroup}: CPUs {configured_cpus} overridden by {other}, now {current_cpus}"
+        )
+    }
 }
 
 /// The overridden groups, and the times at which others were confined again.

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use cachemate_core::{Goal, ServiceIdentity, ServiceKind};
 
+use crate::kernel::{Kernel, ThreadKey};
 use crate::sense::service_directory::ContainerRecord;
 
 /// A rule. All its conditions must hold; a rule without conditions matches every program.
@@ -19,6 +20,8 @@ pub struct ManageRule {
     pub cgroup: Option<String>,
     /// The process or one of its ancestors.
     pub pid: Option<i32>,
+    /// Which process of that number the rule means.
+    pub meant_process: MeantProcess,
     /// Numeric user id of the process.
     pub user: Option<u32>,
     /// Name of the service, or `kind/name`; `*` and `?` match within a component.
@@ -35,6 +38,30 @@ pub struct ManageRule {
     pub progress_file: Option<PathBuf>,
     /// Treatment of a program that meets all conditions.
     pub action: ManageAction,
+}
+
+/// The process that a rule means by its number, which the kernel gives to a later process when the first has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum MeantProcess {
+    /// Whichever has the number, for rules that are only tested now.
+    #[default]
+    Any,
+    /// The process that started at this clock tick.
+    StartedAt(u64),
+    /// None had the number when the rule was loaded.
+    Missing,
+}
+
+/// Makes each rule with a process id mean the process that has it now, and no later one.
+pub fn bind_to_processes(rules: &mut [ManageRule], kernel: &dyn Kernel) {
+    for rule in rules {
+        if let Some(pid) = rule.pid {
+            rule.meant_process = match kernel.stat(pid) {
+                Ok(stat) => MeantProcess::StartedAt(stat.key.start_ticks),
+                Err(_) => MeantProcess::Missing,
+            };
+        }
+    }
 }
 
 /// Treatment of a program that a rule matches.
@@ -57,7 +84,7 @@ pub struct RuleSubject<'a> {
     /// Paths of its control groups, one for each hierarchy in which they differ.
     pub cgroups: &'a [String],
     /// The process, its parent, the parent's parent, ...; at least the process itself.
-    pub lineage: &'a [i32],
+    pub lineage: &'a [ThreadKey],
     /// Real user id; `None` if unknown.
     pub user: Option<u32>,
     /// Service of the process; `None` if the service is the command.
@@ -66,6 +93,16 @@ pub struct RuleSubject<'a> {
     pub is_helper: bool,
     /// Container of the process, if the runtime reports it.
     pub container: Option<&'a ContainerRecord>,
+}
+
+impl MeantProcess {
+    fn is_started_at(self, process: &ThreadKey) -> bool {
+        match self {
+            MeantProcess::Any => true,
+            MeantProcess::StartedAt(ticks) => process.start_ticks == ticks,
+            MeantProcess::Missing => false,
+        }
+    }
 }
 
 impl ManageRule {
@@ -82,7 +119,12 @@ impl ManageRule {
                 .any(|path| CgroupPattern(above).contains(path))
         };
         let matches_cgroup = self.cgroup.as_ref().is_none_or(is_below);
-        let matches_pid = self.pid.is_none_or(|pid| subject.lineage.contains(&pid));
+        let matches_pid = self.pid.is_none_or(|pid| {
+            subject
+                .lineage
+                .iter()
+                .any(|process| process.tid == pid && self.meant_process.is_started_at(process))
+        });
         let matches_user = self.user.is_none_or(|user| subject.user == Some(user));
         matches_command
             && matches_cgroup
@@ -228,6 +270,47 @@ mod tests {
     use std::sync::LazyLock;
 
     use super::*;
+    use crate::fake_tests::FakeHost;
+
+    const LINEAGE: [ThreadKey; 3] = [process(7), process(3), process(1)];
+
+    /// The process of this id that started first.
+    const fn process(tid: i32) -> ThreadKey {
+        ThreadKey {
+            tid,
+            start_ticks: 10 * tid as u64,
+        }
+    }
+
+    /// Does a rule that names a process go on to match its children, and no later process of its number, whether the
+    /// first has ended or never was?
+    #[test]
+    fn a_rule_means_the_process_that_had_the_number_when_it_was_loaded() {
+        let host = FakeHost::with_threads([3]);
+        let mut rules = [3, 4].map(|pid| ManageRule {
+            pid: Some(pid),
+            action: ManageAction::Observe,
+            ..ManageRule::default()
+        });
+        bind_to_processes(&mut rules, &host);
+        let decide_for = |lineage: &[ThreadKey]| {
+            decide(
+                &rules,
+                &RuleSubject {
+                    lineage,
+                    ..subject("redis")
+                },
+            )
+        };
+        assert_eq!(decide_for(&LINEAGE), ManageAction::Observe);
+        let later = ThreadKey {
+            start_ticks: 9_000,
+            ..process(3)
+        };
+        assert_eq!(decide_for(&[later]), ManageAction::Ignore);
+        assert_eq!(decide_for(&[process(7), later]), ManageAction::Ignore);
+        assert_eq!(decide_for(&[process(4)]), ManageAction::Ignore);
+    }
 
     fn subject(command: &'static str) -> RuleSubject<'static> {
         static CGROUPS: LazyLock<Vec<String>> =
@@ -235,7 +318,7 @@ mod tests {
         RuleSubject {
             command,
             cgroups: &CGROUPS,
-            lineage: &[7, 3, 1],
+            lineage: &LINEAGE,
             user: Some(1000),
             service: None,
             is_helper: false,

@@ -69,10 +69,10 @@ fn a_scheduler_plan_continues_as_idle_turns_after_its_death() {
     let applied = machine.apply(&plan).unwrap();
     assert_eq!((&applied.gangs, applied.refused), (&plan.gangs, Vec::new()));
     assert_eq!(policies(&machine), [EXT; 4]);
-    let originals = machine.originals();
+    let originals = machine.host_report().originals;
     let held_count = originals
-        .values()
-        .filter(|state| **state == ObjectState::Policy(0))
+        .iter()
+        .filter(|state| state.original == "policy 0")
         .count();
     assert_eq!(held_count, 4, "{originals:?}");
     for _ in 0..3 {

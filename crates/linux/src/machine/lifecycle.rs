@@ -10,7 +10,7 @@ use super::LiveMachine;
 use crate::act::changes::pid_of_color_file;
 use crate::act::cpusets::CpusetGroup;
 use crate::act::resctrl::WayController;
-use crate::act::rules::ManageRule;
+use crate::act::rules::{ManageRule, bind_to_processes};
 use crate::kernel::{Kernel, ThreadKey, lock};
 use crate::safety::actuation_lock::ActuationLock;
 use crate::safety::journal::JournalError;
@@ -22,11 +22,6 @@ fn machine_error(error: JournalError) -> MachineError {
 }
 
 impl<K: Kernel + Send + 'static> LiveMachine<K> {
-    /// Does the machine change the host? It does if the configuration requests it and root does not overrule it.
-    pub fn is_acting(&self) -> bool {
-        self.options.should_act
-    }
-
     /// Does the machine have the right to act, whether or not the configuration requests it?
     pub fn may_act(&self) -> bool {
         self.options.actuation_lock.is_some()
@@ -67,10 +62,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// plan sets again what was restored.
     pub fn set_rules(
         &mut self,
-        rules: Vec<ManageRule>,
+        mut rules: Vec<ManageRule>,
         cpusets: Vec<CpusetGroup>,
         should_act: bool,
     ) -> Result<Vec<RestoredObject>, MachineError> {
+        bind_to_processes(&mut rules, &*lock(&self.kernel()));
         let mut restored_objects = if should_act {
             Vec::new()
         } else {

@@ -9,7 +9,7 @@ use cachemate_core::{
 };
 
 use crate::act::rules::{ManageAction, ManageRule, RuleSubject, decide};
-use crate::kernel::{KeptFile, Kernel, ThreadStat, none_if_missing};
+use crate::kernel::{KeptFile, Kernel, ThreadKey, ThreadStat, none_if_missing};
 use crate::sense::group_trust::GroupTrust;
 use crate::sense::service_directory::{ContainerRecord, ServiceDirectory};
 
@@ -42,7 +42,7 @@ pub(crate) struct RuleProperties {
     pub(crate) user: Option<u32>,
     /// Ancestors when it was new, so that a process whose parent has exited still descends from the process that a rule
     /// names.
-    lineage: Vec<i32>,
+    lineage: Vec<ThreadKey>,
     pub(crate) service: Option<ServiceIdentity>,
     /// Whether it belongs to the runtime and not to the service.
     pub(crate) is_helper: bool,
@@ -141,7 +141,7 @@ impl PropertyReader<'_> {
             None if self.rules.iter().any(|rule| rule.pid.is_some()) => {
                 find_lineage(self.kernel, stat)?
             }
-            None => vec![pid],
+            None => vec![stat.key],
         };
         // A shim's children belong to the container, and the shim does not.
         let relative = previous.or(parent.filter(|parent| shim_option(&parent.command).is_none()));
@@ -304,12 +304,18 @@ fn shim_option(command: &str) -> Option<&'static str> {
 }
 
 /// The process and its ancestors.
-fn find_lineage(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Vec<i32>> {
-    let mut lineage = vec![stat.key.tid];
+fn find_lineage(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Vec<ThreadKey>> {
+    let mut lineage = vec![stat.key];
     let mut parent = stat.parent;
-    while parent > 0 && lineage.len() < MAX_PARENTS && !lineage.contains(&parent) {
-        lineage.push(parent);
-        parent = none_if_missing(kernel.stat(parent))?.map_or(0, |stat| stat.parent);
+    while parent > 0 && lineage.len() < MAX_PARENTS {
+        let Some(parent_stat) = none_if_missing(kernel.stat(parent))? else {
+            break;
+        };
+        if lineage.contains(&parent_stat.key) {
+            break;
+        }
+        lineage.push(parent_stat.key);
+        parent = parent_stat.parent;
     }
     Ok(lineage)
 }

@@ -1,11 +1,16 @@
 //! The dashboard of a running daemon: the page of a recording, fed by server-sent events.
 //!
-//! Problem: users want to watch the daemon, which must not wait for any viewer, and their browsers also show foreign
-//! pages that must not have access. Method: the loop passes a copy of each iteration to a thread that makes
-//! snapshots, and drops the copy if that thread is behind; a second thread serves the snapshots. Properties: the
-//! number of viewers is limited, and a slow viewer is disconnected. A client without a token gets the empty page and
-//! nothing else. A foreign page can neither use this host's name (`Host`) nor send requests from a browser (`Origin`,
-//! `Sec-Fetch-Site`). The server is read-only.
+//! Users want to watch the daemon, which must not wait for any viewer, and their browsers also show
+//! foreign pages that must not have access. So the loop passes each snapshot to a thread that adds
+//! the charts, and drops it if that thread is behind; a second thread serves the snapshots.
+//!
+//! For example, a ninth viewer is refused, and one of the eight who accepts nothing for ten seconds
+//! is disconnected; meanwhile the daemon decides as if nobody watched. Whoever connects later gets
+//! up to 900 windows, or 8 MiB of them.
+//!
+//! A client without a token gets the empty page and nothing else. A foreign page can neither use
+//! this host's name (`Host`) nor send requests from a browser (`Origin`, `Sec-Fetch-Site`). The
+//! server is read-only.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -19,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use cachemate_core::{Profiles, RunHeader, WindowRecord};
+use cachemate_core::{Profiles, RunHeader};
 use http_body_util::{Either, Full};
 use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::header::{AUTHORIZATION, HOST, HeaderMap, HeaderValue, ORIGIN};
@@ -35,8 +40,8 @@ use super::connection_limit::{
 use super::{is_this_host, single_request_server};
 use crate::file::embed_json;
 use crate::{
-    CurveSnapshot, DaemonState, MatrixSnapshot, POLICY_HEADER, Snapshot, SnapshotBuilder,
-    content_policy, page_html,
+    CurveSnapshot, MatrixSnapshot, POLICY_HEADER, PageCharts, Snapshot, content_policy,
+    page_header, page_html,
 };
 
 /// Maximum number of viewers at the same time.
@@ -60,8 +65,8 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(15);
 /// Number of windows buffered for viewers that connect later.
 const MAX_BUFFERED_WINDOWS: usize = 900;
 const MAX_BUFFERED_BYTES: usize = 8 << 20;
-/// Maximum number of iterations that wait for the page's thread; further ones are dropped.
-const MAX_QUEUED_RECORDS: usize = 4;
+/// Maximum number of snapshots that wait for the page's thread; further ones are dropped.
+const MAX_QUEUED_SNAPSHOTS: usize = 4;
 
 /// The reason why the page cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -89,25 +94,17 @@ pub struct PageAddress {
     pub requires_token: bool,
 }
 
-/// The sender with which the loop passes iterations to the page; it never blocks.
+/// The sender with which the loop passes snapshots to the page; it never blocks.
 pub struct PageFeed {
-    record_sender: SyncSender<(WindowRecord, Profiles, DaemonState)>,
+    snapshot_sender: SyncSender<(Snapshot, Profiles)>,
     /// The address, for display.
     pub address: String,
 }
 
 impl PageFeed {
-    /// Passes on one iteration, or drops it if the page's thread is behind.
-    pub fn push(
-        &self,
-        record: WindowRecord,
-        profiles: &Profiles,
-        build_state: impl FnOnce() -> DaemonState,
-    ) {
-        match self
-            .record_sender
-            .try_send((record, profiles.clone(), build_state()))
-        {
+    /// Passes on the snapshot of one iteration, or drops it if the page's thread is behind.
+    pub fn push(&self, snapshot: Snapshot, profiles: &Profiles) {
+        match self.snapshot_sender.try_send((snapshot, profiles.clone())) {
             // The loop ignores a page that has ended or is behind.
             Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
         }
@@ -255,9 +252,9 @@ fn serve_at(
     } else {
         None
     };
-    let mut builder = SnapshotBuilder::new(header);
+    let mut charts = PageCharts::new(header);
     let run = random_text()?;
-    let mut head = builder.page_header("live");
+    let mut head = page_header(header, "live");
     head.run.clone_from(&run);
     let head = Bytes::from(format!(
         "retry: {RETRY_MS}\nevent: head\ndata: {}\n\n",
@@ -285,15 +282,15 @@ fn serve_at(
         (BoundListener::Tcp(_, address), Some(token)) => format!("http://{address}/#token={token}"),
         (BoundListener::Tcp(_, address), None) => format!("http://{address}/"),
     };
-    let (record_sender, record_receiver) =
-        sync_channel::<(WindowRecord, Profiles, DaemonState)>(MAX_QUEUED_RECORDS);
+    let (snapshot_sender, snapshot_receiver) =
+        sync_channel::<(Snapshot, Profiles)>(MAX_QUEUED_SNAPSHOTS);
     let page_server = Arc::clone(&server);
     std::thread::Builder::new()
         .name("cachemate-page".into())
         .spawn(move || {
-            for (record, profiles, daemon_state) in record_receiver {
-                let window = record.observation.window;
-                let snapshot = builder.build_snapshot(&record, &profiles, Some(daemon_state));
+            for (mut snapshot, profiles) in snapshot_receiver {
+                let window = snapshot.window;
+                charts.complete(&mut snapshot, &profiles);
                 // A window with a number that JSON cannot represent is left out.
                 if page_server.lock_buffer().push(snapshot).is_ok() {
                     page_server.window_count.send_replace(window + 1);
@@ -302,7 +299,7 @@ fn serve_at(
         })?;
     serve_in_own_thread("cachemate-http", || listener.listen(server, deadlines))?;
     Ok(PageFeed {
-        record_sender,
+        snapshot_sender,
         address: display_address,
     })
 }

@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::common::{Browser, page_header};
 use crate::screenshots::sample_services;
-use cachemate_core::Estimate;
+use cachemate_core::{Estimate, ReasonKind};
 use cachemate_page::{
     CurveSnapshot, DecisionSnapshot, MatrixSnapshot, ProbeSnapshot, ProgramSnapshot, RecordedRun,
     ShareSnapshot, Snapshot, page_html,
@@ -63,13 +63,15 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
                 let program = ((draw() * f64::from(programs)) as u32).min(programs - 1);
                 places[program as usize] = (places[program as usize] + 1) % caches;
                 decisions.push(DecisionSnapshot {
+                    window,
                     kind: if window % 20 == 5 {
-                        "plain"
+                        ReasonKind::Explanation
                     } else {
-                        "rolled-back"
+                        ReasonKind::RolledBack
                     },
+                    tasks: Vec::new(),
                     programs: vec![program],
-                    text: format!(
+                    reason: format!(
                         "{} goes to cache {}",
                         name(program),
                         places[program as usize]
@@ -87,7 +89,7 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
                 places: vec![(places[program as usize], 1 + program % 3)],
                 cpu_share: Some(draw()),
                 speed_per_s: Some((1e9 * draw()).round()),
-                speed_unit: Some("instructions"),
+                speed_unit: Some("instructions".into()),
                 instr_per_cycle: Some(draw()),
                 slowdown: Some(slowdown),
                 forecast_slowdown: Some(Estimate {
@@ -129,23 +131,22 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
         let share = |group: u32, indices: &str| ShareSnapshot {
             group,
             cache: 0,
-            unit: "ways",
-            indices: indices.into(),
+            ways: Some(indices.into()),
             unit_count: Some(16),
             programs: vec![group],
             occupancy_bytes: Some(7 << 20),
-            allowed_page_share: None,
+            ..ShareSnapshot::default()
         };
         Snapshot {
             window,
             at_s: window as f64 + 1.0,
             duration_s: 1.0,
             plan_changed: !decisions.is_empty(),
-            decisions,
+            new_decisions: decisions,
             programs: programs_shown,
             shares: vec![share(0, "0-3"), share(1, "4-15")],
             probes: vec![ProbeSnapshot {
-                kind: "evicted lines",
+                kind: "evicted lines".into(),
                 cost_s: 0.02,
                 program: Some(1),
             }],
@@ -288,7 +289,7 @@ fn a_recording_plays_back() {
     browser.eval("document.querySelector('.mark').click()");
     let shown = browser
         .eval("document.getElementById('decision').open && document.getElementById('decision-texts').textContent");
-    assert_eq!(shown, json!(snapshots.snapshots[5].decisions[0].text));
+    assert_eq!(shown, json!(snapshots.snapshots[5].new_decisions[0].reason));
     browser.press_key("Escape");
     browser.wait_until("!document.getElementById('decision').open");
     browser.eval("cachemate.show(0)");

@@ -13,7 +13,7 @@ use cachemate_core::test_support::{
     run_header,
 };
 use cachemate_core::{CacheLevel, CpuId, Profiles, RunHeader, WindowRecord};
-use cachemate_page::DaemonState;
+use cachemate_page::SnapshotBuilder;
 use cachemate_page::serve::connection_limit::Deadlines;
 use cachemate_page::serve::page::{DEADLINES, PageAddress, PageFeed, serve, serve_within};
 use serde_json::json;
@@ -57,8 +57,10 @@ fn serve_windows_within(address: &str, token: bool, deadlines: Deadlines) -> Str
 }
 
 fn push_for_ever(feed: &PageFeed) {
+    let mut builder = SnapshotBuilder::new(&header());
     for window in 0.. {
-        feed.push(record(window), &Profiles::new(), DaemonState::default);
+        let snapshot = builder.build_snapshot(&record(window), &Profiles::new(), None);
+        feed.push(snapshot, &Profiles::new());
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -294,8 +296,10 @@ fn a_reconnecting_viewer_gets_the_missed_windows_once() {
         }
         ids
     };
+    let mut builder = SnapshotBuilder::new(&header());
     for window in 0..4 {
-        feed.push(record(window), &Profiles::new(), DaemonState::default);
+        let snapshot = builder.build_snapshot(&record(window), &Profiles::new(), None);
+        feed.push(snapshot, &Profiles::new());
         // One at a time, because windows are dropped if the page is behind.
         std::thread::sleep(Duration::from_millis(300));
     }

@@ -7,10 +7,13 @@
 use std::path::Path;
 
 use crate::common::{Browser, page_header};
-use cachemate_core::Estimate;
+use cachemate_auto::service_losses::{
+    LossSource, ServiceLoss, ServiceReport, ServiceSlowdown, WaitingCause,
+};
+use cachemate_core::{Estimate, ServiceIdentity, ServiceKind, TaskId};
 use cachemate_page::{
-    CurveSnapshot, MatrixSnapshot, ProgramSnapshot, RecordedRun, ServiceLossSnapshot,
-    ServiceSnapshot, Snapshot, WaitingCauseSnapshot, page_html,
+    CurveSnapshot, MatrixSnapshot, ProgramSnapshot, RecordedRun, ServiceSnapshot, Snapshot,
+    page_html,
 };
 use serde_json::json;
 
@@ -115,29 +118,35 @@ pub(crate) fn sample_services(window: u64) -> Vec<ServiceSnapshot> {
         low: 0.8 * value,
         high: 1.2 * value,
     };
+    let unit = |name: &str| ServiceIdentity::new(ServiceKind::Unit, name);
     let waiting = if (8..13).contains(&window) { 0.7 } else { 0.1 };
-    let service = |name: &str, cache: f64, waiting: f64| ServiceSnapshot {
-        kind: "unit",
-        name: name.into(),
-        tasks: 2,
-        cpu_share: 0.5,
-        run_time: Some(around((1.0 + cache) * (1.0 + waiting) - 1.0)),
-        cache: Some(around(cache)),
-        cache_source: Some("measured"),
-        cache_by: vec![ServiceLossSnapshot {
-            service: "backup.service".into(),
-            loss: around(cache),
-            source: "measured",
-            forecast: None,
-        }],
-        waiting: Some(around(waiting)),
-        waiting_by: vec![WaitingCauseSnapshot {
-            service: Some("spinner.service".into()),
-            loss: waiting,
-            share: 1.0,
-        }],
-        prevented: Vec::new(),
-        reason: None,
+    let service = |name: &str, cache: f64, waiting: f64| {
+        ServiceSnapshot::new(&ServiceReport {
+            service: unit(name),
+            tasks: [0, 1].map(TaskId).to_vec(),
+            max_slowdown: None,
+            cpu_share: 0.5,
+            waiting_share: None,
+            slowdown: ServiceSlowdown {
+                cache: Some((around(cache), LossSource::Measured)),
+                waiting: Some(around(waiting)),
+                ..ServiceSlowdown::default()
+            },
+            losses: vec![ServiceLoss {
+                cause: unit("backup.service"),
+                loss: around(cache),
+                source: LossSource::Measured,
+                forecast: None,
+                windows: 9,
+            }],
+            waiting_causes: vec![WaitingCause {
+                cause: Some(unit("spinner.service")),
+                loss: waiting,
+                share: 1.0,
+            }],
+            prevented_losses: Vec::new(),
+            reason: None,
+        })
     };
     vec![
         service("redis.service", 0.08, waiting),
@@ -155,7 +164,7 @@ fn sample_run() -> RecordedRun {
         places: vec![(program % 2, 1 + program)],
         cpu_share: Some(0.25 * f64::from(program + 1)),
         speed_per_s: Some(1e9 + 1e7 * (window * u64::from(program + 3) % 10) as f64),
-        speed_unit: Some("instructions"),
+        speed_unit: Some("instructions".into()),
         slowdown: Some(0.1 * f64::from(program)),
         forecast_slowdown: Some(Estimate {
             value: 0.11 * f64::from(program),

@@ -27,6 +27,9 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use rustix::process::Signal;
+
+use crate::children::end_with_parent;
 use crate::formats::lackey_reader;
 use crate::{
     AccessRecord, CmtWriter, L1Filter, TraceError, TraceHeader, TraceReader, TraceTotals,
@@ -352,6 +355,8 @@ impl Recorder {
             "no"
         };
         let mut command = Command::new("valgrind");
+        // A recorder that was killed reads nothing any more, and the program would run on in vain.
+        end_with_parent(&mut command, Signal::KILL);
         command.args([
             "-q",
             "--vgdb=no",

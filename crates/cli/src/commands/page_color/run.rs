@@ -8,6 +8,7 @@ use cachemate_core::IndexSet;
 use cachemate_linux::act::colors::agents::{AgentReport, ResidentPages, color_mask};
 use cachemate_linux::act::colors::discover::PATIENCE;
 use cachemate_linux::act::colors::map::ColorMap;
+use cachemate_linux::act::colors::refusal::last_refusal;
 use cachemate_linux::act::colors::{ColorError, migration, reference_set};
 use cachemate_report::text::{format_count, format_size};
 use clap::Args;
@@ -129,7 +130,16 @@ fn ensure_color_count(session: &Session) -> anyhow::Result<u32> {
     match reference_set::open(Path::new(reference_set::BASE)) {
         Ok(opened_set) => Ok(opened_set.frames.colors()),
         Err(error @ (ColorError::NoReferenceSet(_) | ColorError::BadReferenceSet(..))) => {
-            session.note(&format!("{error}: discovering"));
+            if let Some(refusal) = last_refusal(Path::new(reference_set::BASE)) {
+                bail!(
+                    "{}; 'cachemate page-color discover' tries again",
+                    refusal.describe()
+                );
+            }
+            session.warn(&format!(
+                "{error}: discovering them first, up to {} s",
+                PATIENCE.as_secs()
+            ));
             Ok(discover::discover_colors(session, 64 << 20, PATIENCE, 1)?.colors)
         }
         Err(error) => Err(error.into()),

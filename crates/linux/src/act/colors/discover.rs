@@ -21,6 +21,7 @@ use super::grouping::{EvictionOracle, GroupingParameters, group_items};
 use super::map::{ColorCoverage, ColorMap, PFN_BITS_ARE_REAL, PFN_BITS_ARE_VIRTUAL, PFN_UNKNOWN};
 use super::pool::{PagePool, TimingOracle};
 use super::reference_set::{self, ColorClasses, FrameLedger, LoadedReferenceSet, frames_per_color};
+use super::refusal;
 use crate::sense::probes::PinnedThread;
 
 /// How long a discovery tries unless told otherwise; on a quiet host it takes a few seconds.
@@ -138,6 +139,7 @@ pub fn discover(
                 map.seconds = start.elapsed().as_secs_f64();
                 map.failed_attempts = reasons;
                 reference_set::accept_new(options.base)?;
+                refusal::forget(options.base);
                 reference_set::replace_file(
                     options.base,
                     ColorMap::FILE_NAME,
@@ -152,28 +154,27 @@ pub fn discover(
             Err(other) => return Err(other),
         }
     }
-    Err(ColorError::Noisy(describe_refusal(
-        &reasons,
-        start.elapsed(),
-    )))
+    let reason = describe_refusal(&reasons, start.elapsed());
+    if !(options.should_stop)() {
+        // The refusal is the answer, whether or not it can be kept.
+        let _ = refusal::remember(options.base, &reason);
+    }
+    Err(ColorError::Noisy(reason))
 }
 
-/// All tries in one sentence: their number, and the last reasons.
+/// All tries in one sentence: their number, and the last reasons, each once.
 fn describe_refusal(reasons: &[String], spent: Duration) -> String {
     const MAX_REASONS: usize = 3;
-    let last_reasons = reasons
-        .iter()
-        .rev()
-        .take(MAX_REASONS)
-        .rev()
-        .cloned()
-        .collect::<Vec<_>>()
-        .join("; ");
-    let prefix = if reasons.len() > MAX_REASONS {
-        "the last of them: "
-    } else {
-        ""
-    };
+    let mut last_reasons: Vec<&str> = Vec::new();
+    for reason in reasons.iter().rev() {
+        if !last_reasons.contains(&reason.as_str()) {
+            last_reasons.insert(0, reason);
+        }
+    }
+    let is_cut = last_reasons.len() > MAX_REASONS;
+    let skipped = last_reasons.len().saturating_sub(MAX_REASONS);
+    let last_reasons = last_reasons[skipped..].join("; ");
+    let prefix = if is_cut { "the last of them: " } else { "" };
     format!(
         "{} tries in {:.0} s, all refused: {prefix}{last_reasons}",
         reasons.len(),
@@ -543,6 +544,11 @@ mod tests {
         assert_eq!(
             describe_refusal(&reasons[..1], Duration::from_secs(5)),
             "1 tries in 5 s, all refused: reason 0"
+        );
+        let same = vec!["too close".to_string(); 9];
+        assert_eq!(
+            describe_refusal(&same, Duration::from_secs(60)),
+            "9 tries in 60 s, all refused: too close"
         );
     }
 

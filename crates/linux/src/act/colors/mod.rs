@@ -20,6 +20,7 @@ pub mod migration;
 pub mod pool;
 pub mod preloadable;
 pub mod reference_set;
+pub mod refusal;
 pub mod shares;
 pub mod verification;
 
@@ -81,10 +82,19 @@ pub fn survey_partitions(
     let discover_command = "cachemate page-color discover";
     let map = match map::ColorMap::open_for_host(Path::new(reference_set::BASE)) {
         Err(ColorError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            return Err(MigrationUnavailable::new(
-                "no colors are known on this host yet",
-                discover_command,
-            ));
+            let base = Path::new(reference_set::BASE);
+            return Err(match refusal::last_refusal(base) {
+                Some(refusal) => MigrationUnavailable::new(
+                    refusal.describe(),
+                    format!(
+                        "none is known; {discover_command} tries again, best in a quiet moment"
+                    ),
+                ),
+                None => MigrationUnavailable::new(
+                    "no colors are known on this host yet",
+                    discover_command,
+                ),
+            });
         }
         Err(ColorError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
             let remedy = format!(

@@ -19,7 +19,7 @@ pub use info::{MonitoredEvents, Resctrl, ResctrlCache, find};
 pub use masks::Schemata;
 pub use mount::ResctrlUnavailable;
 pub(crate) use mount::mount_point;
-pub use ways::{CacheUse, WayController};
+pub use ways::WayController;
 
 #[cfg(test)]
 pub(crate) mod fake_tests;

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cachemate_core::{
-    ActiveShare, CacheId, CacheShare, CounterScope, EventCounts, IndexSet, Plan, PlanItem,
-    RefusalReason, RefusedItem, ServiceClass, ServiceClassId, ShareKey, ShareMember, Units,
-    WayMasks,
+    ActiveShare, CacheId, CacheShare, CacheUse, CounterScope, EventCounts, IndexSet, Plan,
+    PlanItem, RefusalReason, RefusedItem, ServiceClass, ServiceClassId, ShareKey, ShareMember,
+    Units, WayMasks,
 };
 
 use super::groups;
@@ -552,17 +552,6 @@ impl WayController {
         counts_by_scope.sort_by_key(|(scope, _)| *scope);
         counts_by_scope
     }
-}
-
-/// Use of one monitored or partitionable cache by all programs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CacheUse {
-    /// The topology's number of the cache.
-    pub cache: CacheId,
-    /// Bytes that the lines of all groups occupy; `None` if the hardware does not count them.
-    pub occupancy_bytes: Option<u64>,
-    /// Classes of service that no group uses; `None` if the cache cannot be partitioned.
-    pub free_classes: Option<u32>,
 }
 
 /// The members of a share that are in its group: single tasks, and processes with all their threads in the group.

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use rustix::process::Signal;
 
-/// Sends the child `signal` when this process ends, even by `kill -9`. Without this, a stream that is left running
-/// would disturb all programs.
+/// Sends the child `signal` when the thread that starts it ends with its process, even by `kill -9`. Without this, a
+/// stream or a recorded program that is left running would disturb all programs.
 pub fn end_with_parent(command: &mut Command, signal: Signal) {
     // SAFETY: prctl(2) is async-signal-safe and touches no memory of this process.
     unsafe {

@@ -72,7 +72,7 @@ pub fn bench_rows(bench_host: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     rows.extend(BenchRow::rows_or_skipped(
         "f",
         "real programs, colored",
-        real_programs(bench_host, half_mask),
+        measure_real_programs(bench_host, half_mask),
     ));
     rows.extend(BenchRow::rows_or_skipped(
         "g",
@@ -222,7 +222,9 @@ fn measure_partition(
     )?;
     stream.set_affinity(&[bench_host.cpus.1])?;
     colored_stream.bind_to(bench_host.cpus.1)?;
-    for (bytes, min_solo, max_ordinary) in [(4u64 << 20, 0.85, 0.30), (6 << 20, 0.80, 1.0)] {
+    for (bytes, min_colored_share, max_plain_share) in
+        [(4u64 << 20, 0.85, 0.30), (6 << 20, 0.80, 1.0)]
+    {
         let bytes_text = bytes.to_string();
         let victim = Actor::start_own(bench_host, "victim", "chase", bytes)?;
         let mut colored_victim =
@@ -243,7 +245,12 @@ fn measure_partition(
             (&victim, &colored_victim),
             (&stream, &colored_stream),
         );
-        rows.extend(partition_rows(bytes, min_solo, max_ordinary, &arms));
+        rows.extend(partition_rows(
+            bytes,
+            min_colored_share,
+            max_plain_share,
+            &arms,
+        ));
         for (name, actor) in [
             ("victim", &mut colored_victim),
             ("stream", &mut colored_stream),
@@ -338,8 +345,8 @@ fn sample_arms(
 
 fn partition_rows(
     bytes: u64,
-    min_solo: f64,
-    max_ordinary: f64,
+    min_colored_share: f64,
+    max_plain_share: f64,
     arms_and_dropped: &(ColorArms, usize),
 ) -> Vec<BenchRow> {
     let (arms, dropped_count) = arms_and_dropped;
@@ -382,20 +389,20 @@ fn partition_rows(
         100.0 * colored_alone / ordinary_alone
     );
     let mut rows = Vec::new();
-    let target = format!("{:.0} %", 100.0 * min_solo);
+    let target = format!("{:.0} %", 100.0 * min_colored_share);
     rows.push(BenchRow::from_target(
         "d",
         &format!("{title}: colored halves"),
         &target,
         measured,
-        kept_share >= min_solo,
+        kept_share >= min_colored_share,
     ));
     let measured = format!(
         "{:.0} % of solo, {} samples an arm, {dropped_count} dropped",
         100.0 * ordinary_share,
         min_sample_count
     );
-    if ordinary_share <= max_ordinary {
+    if ordinary_share <= max_plain_share {
         rows.push(BenchRow::new(
             "d",
             &format!("{title}: ordinary frames"),
@@ -530,7 +537,7 @@ const REAL_PROGRAMS: &[(&str, &[&str])] = &[
     ),
 ];
 
-fn real_programs(bench_host: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> {
+fn measure_real_programs(bench_host: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> {
     const RUNS: usize = 3;
     let functions: String = (0..300)
         .map(|index| {

@@ -7,7 +7,7 @@ use crate::spec::{DrawSpec, FleetService};
 
 /// One service with its lifetime.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct ServiceLife {
+pub struct ServiceInstance {
     /// Index of the service's kind.
     pub kind: u16,
     /// Hours since the start of the run.
@@ -76,13 +76,13 @@ fn draw_kind(draw: &DrawSpec, number: u16, generator: &mut SplitMix64) -> FleetS
 
 /// Draws the services of one cell, by arrival. Some run from the start; others arrive at random times (Poisson), at a
 /// rate that replaces those that leave.
-pub fn draw_lives(
+pub fn draw_instances(
     kinds: &[FleetService],
     running_count: f64,
     hours: f64,
     seed: u64,
     cell: u32,
-) -> Vec<ServiceLife> {
+) -> Vec<ServiceInstance> {
     let mut generator =
         SplitMix64::new(SplitMix64::scatter(seed) ^ SplitMix64::scatter(u64::from(cell) + 1));
     let weights: Vec<f64> = kinds.iter().map(|kind| kind.weight).collect();
@@ -94,12 +94,12 @@ pub fn draw_lives(
         None => f64::INFINITY,
         Some(mean) => start + random.draw_exponential(mean),
     };
-    let mut lives = Vec::new();
+    let mut instances = Vec::new();
     for _ in 0..libm::round(running_count) as u64 {
         let kind = draw_weighted_index(&weights, &mut generator);
-        // Exponential lifetimes are memoryless, so the remaining life of a running service has the same distribution
+        // Exponential lifetimes are memoryless, so the remaining lifetime of a running service has the same distribution
         // as a new one's.
-        lives.push(ServiceLife {
+        instances.push(ServiceInstance {
             kind,
             arrival_hour: 0.0,
             departure_hour: draw_departure(0.0, kind, &mut generator),
@@ -122,14 +122,14 @@ pub fn draw_lives(
     };
     while arrival_hour < hours {
         let kind = draw_weighted_index(&rate_by_kind, &mut generator);
-        lives.push(ServiceLife {
+        instances.push(ServiceInstance {
             kind,
             arrival_hour,
             departure_hour: draw_departure(arrival_hour, kind, &mut generator),
         });
         arrival_hour += generator.draw_exponential(1.0 / arrival_rate);
     }
-    lives
+    instances
 }
 
 fn draw_weighted_index(weights: &[f64], random: &mut SplitMix64) -> u16 {
@@ -168,9 +168,13 @@ mod tests {
         let kinds = draw_kinds(&draw, 7);
         assert_eq!(kinds, draw_kinds(&draw, 7));
         assert_ne!(kinds, draw_kinds(&draw, 8));
-        let lives = draw_lives(&kinds, 400.0, 24.0, 7, 0);
-        assert_eq!(lives, draw_lives(&kinds, 400.0, 24.0, 7, 0));
-        assert_ne!(lives, draw_lives(&kinds, 400.0, 24.0, 7, 1), "cells differ");
+        let instances = draw_instances(&kinds, 400.0, 24.0, 7, 0);
+        assert_eq!(instances, draw_instances(&kinds, 400.0, 24.0, 7, 0));
+        assert_ne!(
+            instances,
+            draw_instances(&kinds, 400.0, 24.0, 7, 1),
+            "cells differ"
+        );
         assert!(
             kinds
                 .iter()
@@ -182,15 +186,15 @@ mod tests {
     #[test]
     fn arrivals_replace_departures() {
         let kinds = draw_kinds(&DrawSpec::default(), 3);
-        let lives = draw_lives(&kinds, 4000.0, 24.0, 3, 0);
-        let running_count = lives
+        let instances = draw_instances(&kinds, 4000.0, 24.0, 3, 0);
+        let running_count = instances
             .iter()
-            .filter(|life| life.departure_hour > 24.0)
+            .filter(|instance| instance.departure_hour > 24.0)
             .count() as f64;
         assert!(
             (running_count / 4000.0 - 1.0).abs() < 0.05,
             "{running_count}"
         );
-        assert!(lives.is_sorted_by(|a, b| a.arrival_hour <= b.arrival_hour));
+        assert!(instances.is_sorted_by(|a, b| a.arrival_hour <= b.arrival_hour));
     }
 }

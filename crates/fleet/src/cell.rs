@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BinaryHeap};
 
-use crate::arrivals::ServiceLife;
+use crate::arrivals::ServiceInstance;
 use crate::host::{FleetHost, HostModel, PartSlowdown};
 use crate::outcome::CellOutcome;
 use crate::placement::{HostCapacity, PlacementPolicy, choose_host};
@@ -77,12 +77,12 @@ struct FleetCell<'a> {
 /// Runs a cell; returns `None` if `should_stop` returned true.
 pub fn run_cell(
     setup: &CellSetup<'_>,
-    lives: &[ServiceLife],
+    instances: &[ServiceInstance],
     should_stop: &dyn Fn() -> bool,
 ) -> Option<CellOutcome> {
     let mut cell = FleetCell::new(setup);
     let mut departures = BinaryHeap::new();
-    let mut next_life = 0;
+    let mut next_instance = 0;
     let step_count = libm::ceil(setup.hours / setup.step_hours - 1e-9) as u32;
     for step in 0..step_count {
         if should_stop() {
@@ -91,15 +91,16 @@ pub fn run_cell(
         // Speeds are sampled for the middle of the step, but with the services that are present at its start.
         let start_hour = f64::from(step) * setup.step_hours;
         let hour = start_hour + 0.5 * setup.step_hours;
-        while next_life < lives.len() && lives[next_life].arrival_hour <= start_hour {
-            let life = &lives[next_life];
-            cell.remove_departed(&mut departures, life.arrival_hour);
-            let service = cell.add_service(life.kind, hour);
+        while next_instance < instances.len() && instances[next_instance].arrival_hour <= start_hour
+        {
+            let instance = &instances[next_instance];
+            cell.remove_departed(&mut departures, instance.arrival_hour);
+            let service = cell.add_service(instance.kind, hour);
             departures.push(Departure {
-                hour: life.departure_hour,
+                hour: instance.departure_hour,
                 service,
             });
-            next_life += 1;
+            next_instance += 1;
         }
         cell.remove_departed(&mut departures, start_hour);
         cell.place_waiting(hour);
@@ -109,10 +110,17 @@ pub fn run_cell(
 }
 
 /// Returns the hosts with the services that run at the start, at the loads of this hour of the day.
-pub fn initial_hosts(setup: &CellSetup<'_>, lives: &[ServiceLife], hour: f64) -> Vec<FleetHost> {
+pub fn initial_hosts(
+    setup: &CellSetup<'_>,
+    instances: &[ServiceInstance],
+    hour: f64,
+) -> Vec<FleetHost> {
     let mut cell = FleetCell::new(setup);
-    for life in lives.iter().filter(|life| life.arrival_hour <= 0.0) {
-        cell.add_service(life.kind, hour);
+    for instance in instances
+        .iter()
+        .filter(|instance| instance.arrival_hour <= 0.0)
+    {
+        cell.add_service(instance.kind, hour);
     }
     cell.hosts
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use cachemate_core::{FieldError, MachineSpec};
 use serde::{Deserialize, Serialize};
 
-use crate::arrivals::{ServiceLife, draw_lives};
+use crate::arrivals::{ServiceInstance, draw_instances};
 use crate::cell::{self, CellSetup};
 use crate::corun::CoRunSolver;
 use crate::host::{FleetHost, HostModel};
@@ -192,11 +192,11 @@ impl<'a> FleetStudy<'a> {
             .collect()
     }
 
-    fn cell_lives(&self, cell: usize, hosts_by_cell: &[u32]) -> Vec<ServiceLife> {
+    fn cell_instances(&self, cell: usize, hosts_by_cell: &[u32]) -> Vec<ServiceInstance> {
         match self.pods {
             None => {
                 let running_count = self.spec.services_per_host * f64::from(hosts_by_cell[cell]);
-                draw_lives(
+                draw_instances(
                     self.kinds,
                     running_count,
                     self.spec.hours,
@@ -207,7 +207,7 @@ impl<'a> FleetStudy<'a> {
             Some(pods) => {
                 let cell_pods = pods.iter().skip(cell).step_by(hosts_by_cell.len());
                 cell_pods
-                    .map(|&kind| ServiceLife {
+                    .map(|&kind| ServiceInstance {
                         kind,
                         arrival_hour: 0.0,
                         departure_hour: f64::INFINITY,
@@ -296,10 +296,10 @@ impl<'a> FleetStudy<'a> {
                 let extra_hosts = u32::from(
                     variant.change == FleetChange::OneMoreHost && cell + 1 == hosts_by_cell.len(),
                 );
-                let lives = self.cell_lives(cell, &hosts_by_cell);
+                let instances = self.cell_instances(cell, &hosts_by_cell);
                 cell::run_cell(
                     &self.cell_setup(variant, hosts_by_cell[cell] + extra_hosts),
-                    &lives,
+                    &instances,
                     should_stop,
                 )
                 .map(FleetPartOutcome::Cell)
@@ -325,7 +325,7 @@ impl<'a> FleetStudy<'a> {
                 let current_outcome = first_cell_outcome(variant)?;
                 let search = self.search_hosts(
                     &self.variants[variant],
-                    &self.cell_lives(0, &hosts_by_cell),
+                    &self.cell_instances(0, &hosts_by_cell),
                     current_outcome,
                     promise,
                     should_stop,
@@ -353,7 +353,7 @@ impl<'a> FleetStudy<'a> {
         let setup = self.cell_setup(&variant, hosts_by_cell[0]);
         let hosts = cell::initial_hosts(
             &setup,
-            &self.cell_lives(0, &hosts_by_cell),
+            &self.cell_instances(0, &hosts_by_cell),
             0.5 * setup.step_hours,
         );
         (setup.model, hosts)
@@ -448,7 +448,7 @@ impl<'a> FleetStudy<'a> {
     fn search_hosts(
         &self,
         variant: &FleetVariant,
-        lives: &[ServiceLife],
+        instances: &[ServiceInstance],
         current_outcome: CellOutcome,
         promise: Option<f64>,
         should_stop: &dyn Fn() -> bool,
@@ -460,7 +460,7 @@ impl<'a> FleetStudy<'a> {
         };
         let mut share_by_hosts = BTreeMap::from([(0, 0.0), (hosts, kept_share)]);
         let run_with_hosts =
-            |count: u32| cell::run_cell(&self.cell_setup(variant, count), lives, should_stop);
+            |count: u32| cell::run_cell(&self.cell_setup(variant, count), instances, should_stop);
         // `high_hosts` keeps the promise, and `low_hosts` does not.
         let (mut low_hosts, mut high_hosts) = (0, hosts);
         let mut keeps_promise = kept_share >= promise;

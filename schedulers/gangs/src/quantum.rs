@@ -47,11 +47,11 @@ pub struct TurnRequirements {
 }
 
 /// Range of a turn's length in ns, unless another requirement overrides it.
-pub const TYPICAL_NS: (f64, f64) = (20e6, 100e6);
+pub const TURN_RANGE_NS: (f64, f64) = (20e6, 100e6);
 /// Minimum fraction of an access's time that turns must save to pay off.
-pub const LEAST_GAIN: f64 = 0.1;
+pub const MIN_GAIN: f64 = 0.1;
 /// The preferred length of a turn brings the mean access time within this factor of a hit's time.
-pub const WANTED_FACTOR: f64 = 4.0 / 3.0;
+pub const TARGET_SLOWDOWN: f64 = 4.0 / 3.0;
 /// Time in ns, in addition to two rotations, within which a task that has waited too long is served.
 pub const WAIT_BEYOND_ROTATIONS_NS: f64 = 100e6;
 
@@ -96,7 +96,7 @@ pub fn turn_ns(
     {
         return Err(QuantumRefusal::NotMeasured);
     }
-    let max_access_ns = requirements.without_ns.min(footprint.miss_ns) * (1.0 - LEAST_GAIN);
+    let max_access_ns = requirements.without_ns.min(footprint.miss_ns) * (1.0 - MIN_GAIN);
     let pays_ns =
         turn_for_access_ns(footprint, max_access_ns).ok_or(QuantumRefusal::NothingToGain)?;
     let allowed_ns = longest_turn_ns(requirements.gangs, requirements.longest_wait_ns);
@@ -106,10 +106,10 @@ pub fn turn_ns(
             allowed_ns,
         });
     }
-    let preferred_ns =
-        turn_for_access_ns(footprint, footprint.hit_ns * WANTED_FACTOR).unwrap_or(TYPICAL_NS.1);
+    let preferred_ns = turn_for_access_ns(footprint, footprint.hit_ns * TARGET_SLOWDOWN)
+        .unwrap_or(TURN_RANGE_NS.1);
     Ok(preferred_ns
-        .clamp(TYPICAL_NS.0, TYPICAL_NS.1)
+        .clamp(TURN_RANGE_NS.0, TURN_RANGE_NS.1)
         .max(pays_ns)
         .min(allowed_ns))
 }

@@ -209,12 +209,12 @@ impl Service {
         if !self.schedules_all && plan.places.values().any(|place| place.children) {
             self.tasks.adopt_children(adopts_children);
         }
-        let taken_ns = self
+        let stolen_ns = self
             .scheduler
             .as_ref()
             .and_then(|scheduler| scheduler.stolen_times_ns(now_ns()).ok());
         if self.tasks.take_adopted_count() > 0
-            && taken_ns.is_some_and(|taken_ns| self.guard.restart_window(&taken_ns))
+            && stolen_ns.is_some_and(|stolen_ns| self.guard.restart_window(&stolen_ns))
         {
             self.looked = Instant::now();
         }

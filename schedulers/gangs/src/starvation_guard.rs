@@ -11,38 +11,38 @@ pub const WINDOW_NS: u64 = 200_000_000;
 #[derive(Default)]
 pub struct StarvationGuard {
     before_ns: Vec<u64>,
-    put_off: u32,
+    deferrals: u32,
 }
 
 /// Maximum number of consecutive restarts of a window, which delay the guard by one second, well within the
 /// watchdog's limit.
-const MAX_PUT_OFF: u32 = 5;
+const MAX_DEFERRALS: u32 = 5;
 
 impl StarvationGuard {
     /// Restarts the window after threads were adopted, because the time that they ran in this window before adoption
     /// would count as time of unmanaged tasks. Returns true if the window restarts; continuous adoption cannot defer
     /// the guard forever.
-    pub fn restart_window(&mut self, taken_ns: &[u64]) -> bool {
-        let may_restart = self.put_off < MAX_PUT_OFF;
+    pub fn restart_window(&mut self, stolen_ns: &[u64]) -> bool {
+        let may_restart = self.deferrals < MAX_DEFERRALS;
         if may_restart {
-            self.put_off += 1;
-            self.before_ns = taken_ns.to_vec();
+            self.deferrals += 1;
+            self.before_ns = stolen_ns.to_vec();
         }
         may_restart
     }
 
-    /// The CPU with the largest stolen share, and that share, if it exceeds [`SHARE`]. `taken_ns`
+    /// The CPU with the largest stolen share, and that share, if it exceeds [`SHARE`]. `stolen_ns`
     /// is the time of higher classes by CPU since attaching. The first call only records it.
-    pub fn observe(&mut self, taken_ns: &[u64], window_ns: u64) -> Option<(usize, f64)> {
-        let has_previous = self.before_ns.len() == taken_ns.len();
-        let worst_share = taken_ns
+    pub fn observe(&mut self, stolen_ns: &[u64], window_ns: u64) -> Option<(usize, f64)> {
+        let has_previous = self.before_ns.len() == stolen_ns.len();
+        let worst_share = stolen_ns
             .iter()
             .zip(&self.before_ns)
             .map(|(now, before)| now.saturating_sub(*before) as f64 / window_ns.max(1) as f64)
             .enumerate()
             .max_by(|a, b| a.1.total_cmp(&b.1));
-        self.before_ns = taken_ns.to_vec();
-        self.put_off = 0;
+        self.before_ns = stolen_ns.to_vec();
+        self.deferrals = 0;
         worst_share.filter(|(_, share)| has_previous && *share > SHARE)
     }
 }

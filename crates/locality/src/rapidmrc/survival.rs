@@ -54,10 +54,10 @@ const MIN_AT_RISK_SHARE: f64 = 0.1;
 /// With a smaller share, the largest relative standard error of the survival at a known depth: two of them are the tenth by
 /// which a count may differ from a curve without contradicting it.
 const MAX_RELATIVE_ERROR: f64 = 0.05;
-/// Number of consecutive stretches of a log that count as independent of one another. Reuses are clustered, so the error
-/// follows from the differences between stretches (Lin and Wei 1989), and not only from the number of accesses at risk
+/// Number of consecutive sections of a log that count as independent of one another. Reuses are clustered, so the error
+/// follows from the differences between sections (Lin and Wei 1989), and not only from the number of accesses at risk
 /// (Greenwood 1926).
-const STRETCHES: usize = 16;
+const LOG_SECTIONS: usize = 16;
 /// Maximum number of entries lost per logged entry (thesis 5.6.5: none 59 %, one 36 %, two 4 %, three to ten 1 %).
 const MAX_LOST_PER_ENTRY: f64 = 0.5;
 
@@ -299,10 +299,10 @@ impl SurvivalCurve {
     fn new(logs: &[(&[u64], &[bool])], largest_lines: u64, max_steps: usize) -> Option<Self> {
         let lines_per_step = (largest_lines.div_ceil(max_steps as u64)).max(1);
         let steps = largest_lines.div_ceil(lines_per_step) as usize;
-        // By step of depth and stretch: accesses that recur there, and accesses known only to reach it.
-        let mut recurrences = vec![[0.0; STRETCHES]; steps + 1];
-        let mut censored_uses = vec![[0.0; STRETCHES]; steps + 1];
-        let mut at_risk = [0.0; STRETCHES];
+        // By step of depth and section: accesses that recur there, and accesses known only to reach it.
+        let mut recurrences = vec![[0.0; LOG_SECTIONS]; steps + 1];
+        let mut censored_uses = vec![[0.0; LOG_SECTIONS]; steps + 1];
+        let mut at_risk = [0.0; LOG_SECTIONS];
         for (lines, is_demanded) in logs {
             let mut distinct_lines = 0;
             for (index, (&distance, &demanded)) in
@@ -316,13 +316,13 @@ impl SurvivalCurve {
                 distinct_lines += u64::from(distance == NO_REUSE);
                 if demanded {
                     let step = ((depth / lines_per_step) as usize).min(steps);
-                    let stretch = index * STRETCHES / lines.len();
+                    let section = index * LOG_SECTIONS / lines.len();
                     if distance == NO_REUSE {
-                        censored_uses[step][stretch] += 1.0
+                        censored_uses[step][section] += 1.0
                     } else {
-                        recurrences[step][stretch] += 1.0
+                        recurrences[step][section] += 1.0
                     }
-                    at_risk[stretch] += 1.0;
+                    at_risk[section] += 1.0;
                 }
             }
         }
@@ -332,8 +332,8 @@ impl SurvivalCurve {
         }
         let max_variance = MAX_RELATIVE_ERROR * MAX_RELATIVE_ERROR;
         let (mut survival_share, mut survival_by_step) = (1.0, vec![1.0]);
-        // Recurrences of each stretch beyond those that the survival of all predicts, relative to the accesses at risk.
-        let mut excess_shares = [0.0; STRETCHES];
+        // Recurrences of each section beyond those that the survival of all predicts, relative to the accesses at risk.
+        let mut excess_shares = [0.0; LOG_SECTIONS];
         for (recurring, censored) in recurrences.iter().zip(&censored_uses).take(steps) {
             let all_at_risk: f64 = at_risk.iter().sum();
             let variance: f64 = excess_shares.iter().map(|excess| excess * excess).sum();
@@ -342,20 +342,20 @@ impl SurvivalCurve {
                 break;
             }
             // Accesses censored within a step were at risk for about half of it.
-            let effective: [f64; STRETCHES] =
-                std::array::from_fn(|stretch| at_risk[stretch] - 0.5 * censored[stretch]);
+            let effective: [f64; LOG_SECTIONS] =
+                std::array::from_fn(|section| at_risk[section] - 0.5 * censored[section]);
             let all_effective: f64 = effective.iter().sum();
             if all_effective > 0.0 {
                 let recurring_share = recurring.iter().sum::<f64>() / all_effective;
-                for (stretch, excess) in excess_shares.iter_mut().enumerate() {
+                for (section, excess) in excess_shares.iter_mut().enumerate() {
                     *excess +=
-                        (recurring[stretch] - recurring_share * effective[stretch]) / all_effective;
+                        (recurring[section] - recurring_share * effective[section]) / all_effective;
                 }
                 survival_share *= (1.0 - recurring_share).max(0.0);
             }
             survival_by_step.push(survival_share);
-            for (stretch, at_risk) in at_risk.iter_mut().enumerate() {
-                *at_risk -= recurring[stretch] + censored[stretch];
+            for (section, at_risk) in at_risk.iter_mut().enumerate() {
+                *at_risk -= recurring[section] + censored[section];
             }
         }
         let known_lines = (survival_by_step.len() as u64 - 1) * lines_per_step;

@@ -35,10 +35,10 @@ struct VerifyJson {
     miss_cycles: u64,
     seconds: f64,
     frames: u64,
-    frames_hold: u64,
+    stable_frames: u64,
     frames_moved: u64,
     answers: u64,
-    answers_disturbed: u64,
+    disturbed_answers: u64,
     /// Results for each color, ordered by color.
     colors: Vec<ColorVerification>,
 }
@@ -64,10 +64,10 @@ impl Verify {
             miss_cycles: calibration.miss_cycles,
             seconds: start.elapsed().as_secs_f64(),
             frames: sum_over_colors(|color| color.frames),
-            frames_hold: sum_over_colors(|color| color.frames_hold),
+            stable_frames: sum_over_colors(|color| color.stable_frames),
             frames_moved: sum_over_colors(|color| color.frames_moved),
             answers: sum_over_colors(|color| color.answers),
-            answers_disturbed: sum_over_colors(|color| color.answers_disturbed),
+            disturbed_answers: sum_over_colors(|color| color.disturbed_answers),
             colors,
         };
         session.print_result(self.json.json, &result, || render(&result))?;
@@ -97,13 +97,13 @@ fn render(result: &VerifyJson) -> String {
     let worst_color = worst_color.filter(|(_, color)| color.frames_moved > 0);
     format!(
         "{} of {} frames still have their color, {} have moved, {} are undecided; {} answers in {:.1} s, {:.1} % of them disturbed by other programs; a hit takes {} cycles, a miss {}\n{}",
-        result.frames_hold,
+        result.stable_frames,
         result.frames,
         result.frames_moved,
-        result.frames - result.frames_hold - result.frames_moved,
+        result.frames - result.stable_frames - result.frames_moved,
         result.answers,
         result.seconds,
-        100.0 * result.answers_disturbed as f64 / result.answers.max(1) as f64,
+        100.0 * result.disturbed_answers as f64 / result.answers.max(1) as f64,
         result.hit_cycles,
         result.miss_cycles,
         worst_color.map_or(String::new(), |(color_index, color)| format!(

@@ -158,19 +158,20 @@ pub struct ColorVerification {
     /// Frames of the reference set that have this color.
     pub frames: u64,
     /// Frames that held in more than half of their valid tests.
-    pub frames_hold: u64,
+    pub stable_frames: u64,
     /// Frames that appeared moved more often than they held.
     pub frames_moved: u64,
     /// All tests, including disturbed ones.
     pub answers: u64,
     /// Void tests, in which the next color evicted the frame as well.
-    pub answers_disturbed: u64,
+    pub disturbed_answers: u64,
 }
 
 impl ColorVerification {
     /// Do enough of its frames hold for a proof?
     pub fn is_usable(&self) -> bool {
-        self.frames_hold * u64::from(TESTED_FRAMES) >= self.frames * u64::from(MIN_AGREEING_FRAMES)
+        self.stable_frames * u64::from(TESTED_FRAMES)
+            >= self.frames * u64::from(MIN_AGREEING_FRAMES)
     }
 }
 
@@ -209,10 +210,10 @@ pub fn observe_colors(
     {
         let verification = &mut verifications[*color as usize];
         verification.frames += 1;
-        verification.frames_hold += u64::from(confirmed_count > moved_count);
+        verification.stable_frames += u64::from(confirmed_count > moved_count);
         verification.frames_moved += u64::from(moved_count > confirmed_count);
         verification.answers += confirmed_count + moved_count + disturbed_count;
-        verification.answers_disturbed += disturbed_count;
+        verification.disturbed_answers += disturbed_count;
     }
     verifications
 }
@@ -234,9 +235,9 @@ mod tests {
         assert!(actual_color.is_settled() && actual_color.is_confirmed);
         color.add_round(0, MIN_AGREEING_FRAMES);
         assert!(color.is_settled() && !color.is_confirmed);
-        let watched = |frames_hold| ColorVerification {
+        let watched = |stable_frames| ColorVerification {
             frames: 32,
-            frames_hold,
+            stable_frames,
             ..ColorVerification::default()
         };
         assert!(watched(20).is_usable() && !watched(19).is_usable());

@@ -135,16 +135,14 @@ pub struct CacheSpec {
     /// are those that the program does not touch again while any cache of this size would hold them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_insertion: Option<f64>,
-    /// Share of a co-runner's lines that take space from other programs as under LRU, from 0 to 1; `None` for 1. It is near 0
-    /// on a guest of a machine whose other guests fill the cache so fast that they decide what stays: what a program has
-    /// touched lately is resident, whatever runs beside it in the same guest.
+    /// Size of the cache that other systems fill too, of which `size_bytes` is what one program finds: on a guest of a machine
+    /// whose other guests use the same cache. A line then stays for the time in which all of them together fill this size,
+    /// whatever runs beside it in the same guest. `None` if the machine has the cache to itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub co_runner_insertion: Option<f64>,
-    /// Traffic of the co-runner with which `co_runner_insertion` was measured, where other guests decide what stays: a
-    /// co-runner with less traffic adds less to theirs, and takes proportionally less space. `None` if every co-runner takes
-    /// the same share.
+    pub pool_bytes: Option<u64>,
+    /// Traffic with which other systems fill the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub co_runner_fill_bytes_per_cycle: Option<f64>,
+    pub neighbor_bytes_per_cycle: Option<f64>,
     /// The treatment of stores.
     #[serde(default)]
     pub write: WritePolicy,
@@ -696,13 +694,16 @@ impl MachineSpec {
                 "a power of two, as replacement is tree-plru",
             );
         }
-        for (field, share) in [
-            ("stream_insertion", cache.stream_insertion),
-            ("co_runner_insertion", cache.co_runner_insertion),
-        ] {
-            if let Some(found) = share.filter(|share| !(0.0..=1.0).contains(share)) {
-                return cache_spec_error(field, found.to_string(), "0 to 1");
-            }
+        let insertion = cache.stream_insertion;
+        if let Some(found) = insertion.filter(|share| !(0.0..=1.0).contains(share)) {
+            return cache_spec_error("stream_insertion", found.to_string(), "0 to 1");
+        }
+        if cache.pool_bytes.is_some() != cache.neighbor_bytes_per_cycle.is_some() {
+            let found = "one of pool_bytes and neighbor_bytes_per_cycle".to_string();
+            return cache_spec_error("pool_bytes", found, "both or none");
+        }
+        if let Some(found) = cache.pool_bytes.filter(|bytes| *bytes < cache.size_bytes) {
+            return cache_spec_error("pool_bytes", found.to_string(), "at least size_bytes");
         }
         let is_divisor = cache.shared_by_cores != 0
             && self.cores_per_package.is_multiple_of(cache.shared_by_cores);
@@ -715,10 +716,7 @@ impl MachineSpec {
         }
         let rates = [
             ("bandwidth_bytes_per_cycle", cache.bandwidth_bytes_per_cycle),
-            (
-                "co_runner_fill_bytes_per_cycle",
-                cache.co_runner_fill_bytes_per_cycle,
-            ),
+            ("neighbor_bytes_per_cycle", cache.neighbor_bytes_per_cycle),
         ];
         for (field, rate) in rates {
             if let Some(found) = rate.filter(|rate| !(rate.is_finite() && *rate > 0.0)) {

@@ -32,6 +32,8 @@ const NINETY_PERCENT_HALF_WIDTH: f64 = 1.645;
 /// last a number of rounds of the longest program, because a part of a round is no mean of it.
 const MIN_START_CYCLES: f64 = 40e6;
 const MIN_START_ROUNDS: f64 = 1.0;
+/// Times for which a line stays, where other systems fill the cache.
+const MIN_START_LIFETIMES: f64 = 1.5;
 const MIN_MEASURED_CYCLES: f64 = 100e6;
 const MIN_MEASURED_ROUNDS: f64 = 4.0;
 
@@ -289,10 +291,8 @@ fn share_last_level(machine: &mut MachineSpec, cores: u32) {
 
 /// Returns the rates of each program, for one draw, if each needs `space_factor` times the space for the same misses.
 ///
-/// If lines of a co-runner take only a share of the space that they would take under LRU, the result lies by this share
-/// between that with one cache and that with a cache of this size for each core; memory is shared in both. Where other
-/// systems fill the cache, what stays is what was touched within a time that is the cache's size divided by all traffic. So
-/// co-runners with half of the traffic with which the share was measured shorten it half as much, and take half of the space.
+/// Where other systems fill the cache, a program alone does not find the whole of it either, so that its slowdown is against
+/// a run of its own.
 fn solve_draw(
     machine: &MachineSpec,
     programs: &[&TimedProgram],
@@ -300,44 +300,34 @@ fn solve_draw(
     draw_index: usize,
     space_factor: f64,
 ) -> ForecastResult<Vec<RunRates>> {
-    let solve =
-        |machine: &MachineSpec| solve_with_cache(machine, programs, cpus, draw_index, space_factor);
-    let last_level = machine.last_level_cache();
-    let taken_share = last_level
-        .and_then(|cache| cache.co_runner_insertion)
-        .unwrap_or(1.0);
-    if taken_share >= 1.0 || programs.len() < 2 {
-        return solve(machine);
+    let mut rates = solve_with_cache(machine, programs, cpus, draw_index, space_factor)?;
+    let is_pooled = machine
+        .last_level_cache()
+        .is_some_and(|cache| cache.pool_bytes.is_some());
+    if !is_pooled {
+        return Ok(rates);
     }
-    let mut own_caches = machine.clone();
-    share_last_level(&mut own_caches, 1);
-    let apart = solve(&own_caches)?;
-    if taken_share <= 0.0 {
-        return Ok(apart);
+    if programs.len() == 1 {
+        rates[0][0] = 0.0;
+        return Ok(rates);
     }
-    let together = solve(machine)?;
-    let line_bytes = last_level.map_or(0.0, |cache| f64::from(cache.line_bytes));
-    let measured_traffic = last_level.and_then(|cache| cache.co_runner_fill_bytes_per_cycle);
-    let cpus_per_cache =
-        last_level.map_or(1, |cache| cache.shared_by_cores) * machine.contexts_per_core;
-    let share_taken_from = |index: usize| {
-        let Some(measured_traffic) = measured_traffic else {
-            return taken_share;
-        };
-        let cache_of = |index: usize| cpus[index] / cpus_per_cache;
-        let lines_per_cycle: f64 = (0..programs.len())
-            .filter(|&other| other != index && cache_of(other) == cache_of(index))
-            .map(|other| apart[other][4])
-            .sum();
-        taken_share * (line_bytes * lines_per_cycle / measured_traffic).min(1.0)
-    };
-    let between = |index: usize| {
-        let share = share_taken_from(index);
-        std::array::from_fn(|metric| {
-            apart[index][metric] + share * (together[index][metric] - apart[index][metric])
-        })
-    };
-    Ok((0..programs.len()).map(between).collect())
+    for (index, program) in programs.iter().enumerate() {
+        let own_draw = draw_of_member(draw_index, index);
+        let alone = solve_with_cache(
+            machine,
+            &[program],
+            &cpus[index..=index],
+            own_draw,
+            space_factor,
+        )?;
+        rates[index][0] = alone[0][3] / rates[index][3] - 1.0;
+    }
+    Ok(rates)
+}
+
+/// Each program of a group takes a different draw, so that the combinations vary.
+fn draw_of_member(draw_index: usize, index: usize) -> usize {
+    draw_index + index * (draw_index + 1)
 }
 
 fn solve_with_cache(
@@ -351,9 +341,7 @@ fn solve_with_cache(
     let mut engine = IntervalEngine::new(machine, false).ok_or_else(no_cache_error)?;
     let mut slots = Vec::new();
     for (index, program) in programs.iter().enumerate() {
-        // Each program takes a different draw, so that the combinations vary.
-        let mut drawn_program =
-            program.sharing_program(draw_index + index * (draw_index + 1), machine);
+        let mut drawn_program = program.sharing_program(draw_of_member(draw_index, index), machine);
         for phase in &mut drawn_program.phases {
             phase
                 .points
@@ -368,7 +356,9 @@ fn solve_with_cache(
         .iter()
         .filter_map(|program| Some(program.solo_round()?.1));
     let longest_round_cycles = rounds.fold(0.0, f64::max);
-    let start_cycles = MIN_START_CYCLES.max(MIN_START_ROUNDS * longest_round_cycles);
+    let start_cycles = MIN_START_CYCLES
+        .max(MIN_START_ROUNDS * longest_round_cycles)
+        .max(MIN_START_LIFETIMES * line_lifetime_cycles(machine));
     // The prior's prefetches only stand for misses that cost less.
     let miss_counter = |program: &&TimedProgram| {
         if program.basis == TimingBasis::Prior {
@@ -385,6 +375,14 @@ fn solve_with_cache(
         start_cycles,
         MIN_MEASURED_CYCLES.max(MIN_MEASURED_ROUNDS * longest_round_cycles),
     ))
+}
+
+/// Cycles for which a line stays in a cache that other systems fill; 0 if there are none.
+fn line_lifetime_cycles(machine: &MachineSpec) -> f64 {
+    machine
+        .last_level_cache()
+        .and_then(|cache| Some(cache.pool_bytes? as f64 / cache.neighbor_bytes_per_cycle?))
+        .unwrap_or(0.0)
 }
 
 /// Runs an engine until `start_cycles`, and then for `read_cycles`. Returns for each task in the latter: slowdown minus one,
@@ -464,49 +462,45 @@ mod tests {
         );
     }
 
-    /// Does a co-runner take no space where others decide what stays, half of the loss where it takes half of the space, and
-    /// bandwidth in any case?
+    /// Do neighbors that fill a pool fast leave a co-runner nothing to take, slow ones what the cache itself has, and does a
+    /// program that neighbors have slowed down already lose nothing to a co-runner without traffic?
     #[test]
-    fn space_that_a_co_runner_does_not_take_is_not_lost() {
+    fn neighbors_decide_how_long_lines_stay() {
         let mut machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let large = steady_program(reusing_job("large", &machine, 0.8, 0.02));
         let stream = steady_program(streaming_job(&machine, 0.02));
-        let mut slowdown_with = |share: f64, cycles: f64| {
-            for cache in &mut machine.caches {
-                cache.co_runner_insertion = Some(share);
+        machine.memory.bytes_per_cycle = 1e3;
+        let shared_lines_loss = forecast_together(&machine, &[&large, &stream]).unwrap()[0]
+            .slowdown
+            .value;
+        let size_bytes = machine.last_level_cache().unwrap().size_bytes;
+        let mut loss_with = |pool_factor: u64, bytes_per_cycle: f64| {
+            let level = machine.last_level_cache().map(|cache| cache.level);
+            for cache in machine
+                .caches
+                .iter_mut()
+                .filter(|cache| Some(cache.level) == level)
+            {
+                cache.pool_bytes = Some(pool_factor * size_bytes);
+                cache.neighbor_bytes_per_cycle = Some(bytes_per_cycle);
             }
-            machine.memory.bytes_per_cycle = cycles;
-            let members = forecast_together(&machine, &[&large, &stream]).unwrap();
-            [members[0].slowdown.value, members[1].slowdown.value]
+            let alone = forecast_alone(&machine, &large).unwrap().cycles_per_instr;
+            (
+                forecast_together(&machine, &[&large, &stream]).unwrap()[0]
+                    .slowdown
+                    .value,
+                alone,
+            )
         };
-        let (none, half, all) = (
-            slowdown_with(0.0, 1e3),
-            slowdown_with(0.5, 1e3),
-            slowdown_with(1.0, 1e3),
-        );
-        assert!(none[0].abs() < 0.01 && all[0] > 0.2, "{none:?} {all:?}");
-        assert!((half[0] - 0.5 * all[0]).abs() < 0.01, "{half:?} {all:?}");
-        // A stream with half of the traffic of the measured co-runner takes half of the share.
-        let stream_alone = forecast_together(&machine, &[&stream, &stream]).unwrap()[1];
-        let line_bytes = f64::from(machine.last_level_cache().unwrap().line_bytes);
-        let traffic = line_bytes * stream_alone.mpki / 1000.0 * stream_alone.instr_per_cycle;
-        for cache in &mut machine.caches {
-            cache.co_runner_insertion = Some(0.5);
-            cache.co_runner_fill_bytes_per_cycle = Some(2.0 * traffic);
-        }
-        let quarter = forecast_together(&machine, &[&large, &stream]).unwrap();
+        let (idle_neighbors, fast_alone) = loss_with(1, 1e-6);
         assert!(
-            (quarter[0].slowdown.value - 0.25 * all[0]).abs() < 0.02,
-            "{quarter:?} {all:?}"
+            (idle_neighbors - shared_lines_loss).abs() < 0.01,
+            "{idle_neighbors} {shared_lines_loss}"
         );
-        // Two streams that need more than the memory has wait for it, whatever the cache does.
-        let mut machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
-        machine.memory.bytes_per_cycle = 0.2;
-        for cache in &mut machine.caches {
-            cache.co_runner_insertion = Some(0.0);
-        }
-        let streams = forecast_together(&machine, &[&stream, &stream]).unwrap();
-        assert!(streams[0].slowdown.value > 0.2, "{streams:?}");
+        assert!(shared_lines_loss > 0.2);
+        let (busy_neighbors, slow_alone) = loss_with(1000, 1000.0);
+        assert!(busy_neighbors < 0.1 * shared_lines_loss, "{busy_neighbors}");
+        assert!(slow_alone > 1.1 * fast_alone, "{slow_alone} {fast_alone}");
     }
 
     /// Do two working sets that are read in a cycle miss as often as in an exact simulation of the sets, with pages on random

@@ -1,5 +1,7 @@
 //! What the measured times say: the levels behind a curve of latencies, and how low a cache inserts streams.
 
+use cachemate_core::Estimate;
+
 /// The shared cache and memory as a curve of latencies shows them.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LatencyFit {
@@ -112,6 +114,34 @@ fn fit_at(
     })
 }
 
+/// Returns the time after which this share of some lines is lost, from the shares lost after pauses in ms, on a logarithmic
+/// scale; `None` if less is lost after the longest pause.
+pub fn lifetime_ns(
+    pauses_ms: &[u64],
+    lost_shares: &[Estimate],
+    lost_share: f64,
+) -> Option<Estimate> {
+    let crossing_of = |share_of: fn(&Estimate) -> f64| {
+        let shares: Vec<f64> = lost_shares.iter().map(share_of).collect();
+        let after = shares.iter().position(|share| *share >= lost_share)?;
+        let pause_ns = |index: usize| pauses_ms[index] as f64 * 1e6;
+        let Some(before) = after.checked_sub(1) else {
+            return Some(pause_ns(after));
+        };
+        let position = (lost_share - shares[before]) / (shares[after] - shares[before]);
+        Some(pause_ns(before) * (pause_ns(after) / pause_ns(before)).powf(position))
+    };
+    let value = crossing_of(|share| share.value)?;
+    let longest_ns = *pauses_ms.last()? as f64 * 1e6;
+    Some(Estimate {
+        value,
+        low: crossing_of(|share| share.high).unwrap_or(value).min(value),
+        high: crossing_of(|share| share.low)
+            .unwrap_or(longest_ns)
+            .max(value),
+    })
+}
+
 /// A random walk beside a co-runner that never reads a line twice while it is cached.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct WalkBesideCoRunner {
@@ -140,6 +170,30 @@ pub fn co_runner_insertion(walk: &WalkBesideCoRunner) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Is a lifetime found between two pauses, at the first one if all is lost by then, and nowhere if lines stay?
+    #[test]
+    fn a_lifetime_lies_between_the_pauses_around_half_of_the_loss() {
+        let found = |shares: [f64; 3]| {
+            let shares = shares.map(|value| Estimate {
+                value,
+                low: value - 0.1,
+                high: value + 0.1,
+            });
+            lifetime_ns(&[1, 10, 100], &shares, 0.5)
+        };
+        let middle = found([0.0, 0.25, 0.75]).unwrap();
+        assert!(
+            (middle.value / (10f64.powf(1.5) * 1e6) - 1.0).abs() < 1e-9,
+            "{middle:?}"
+        );
+        assert!(
+            middle.low < middle.value && middle.high > middle.value,
+            "{middle:?}"
+        );
+        assert_eq!(found([0.9, 1.0, 1.0]).unwrap().value, 1e6);
+        assert_eq!(found([0.0, 0.01, 0.02]), None);
+    }
 
     /// Are size and latencies recovered from a curve with three levels, although the latency of memory creeps up with the
     /// size?

@@ -69,31 +69,11 @@ pub struct HostCalibration {
     pub strides: Vec<StrideLatency>,
     /// Bandwidths.
     pub bandwidth: Bandwidths,
-    /// How much space lines of a co-runner take in the shared cache; `None` with one CPU.
-    pub insertion: Option<MeasuredInsertion>,
-}
-
-impl HostCalibration {
-    /// Returns the traffic of the random co-runner with which insertion was measured; `None` if as many walks were not
-    /// measured alone.
-    pub fn neighbor_bytes_per_s(&self) -> Option<f64> {
-        let alone = self
-            .parallel_walks
-            .iter()
-            .find(|parallel| parallel.walks as usize == NEIGHBOR_WALKS)?;
-        Some(64e9 / alone.ns_per_miss.value)
-    }
-}
-
-/// Share of a co-runner's lines that take space from a resident working set as under LRU: 1 for an LRU cache of the fitted
-/// size that the guest has to itself, and near 0 if other guests fill the cache so fast that they decide what stays.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MeasuredInsertion {
-    /// Of a co-runner that streams.
-    pub stream: Estimate,
-    /// Of a co-runner that walks at random.
-    pub random: Estimate,
+    /// Share of a stream's lines that take space from a resident working set as under LRU; `None` with one CPU.
+    pub stream_insertion: Option<Estimate>,
+    /// Time after which half of a working set that nobody in this system replaces has left the shared cache; `None` if it
+    /// stays for longer than was waited.
+    pub line_lifetime_ns: Option<Estimate>,
 }
 
 /// How calm a host was during its calibration.
@@ -176,8 +156,8 @@ pub enum CalibrationError {
 const ROUNDS: usize = 30;
 /// Sizes of walks, by factors of this.
 const SIZE_RATIO: f64 = 1.25;
-/// Rounds beside a neighbor.
-const NEIGHBOR_ROUNDS: usize = 15;
+/// Rounds beside a stream.
+const STREAM_ROUNDS: usize = 15;
 /// Parts of the samples of which each is fitted by itself, for the range of what a fit gives.
 const FITTED_PARTS: usize = 3;
 /// Aimed length of a sample.
@@ -561,15 +541,11 @@ pub fn measure_host(
             None
         },
     };
-    let mut insertion_beside = |neighbor| match part.cpus.get(1) {
-        Some(&cpu) => measure_insertion(&mut sampler, &part, &latencies, (cpu, neighbor)),
-        None => Ok(None),
+    let stream_insertion = match part.cpus.get(1) {
+        Some(&cpu) => measure_insertion(&mut sampler, &part, &latencies, cpu)?,
+        None => None,
     };
-    let stream_insertion = insertion_beside(LineNeighbor::Stream)?;
-    let random_insertion = insertion_beside(LineNeighbor::RandomWalks)?;
-    let insertion = stream_insertion
-        .zip(random_insertion)
-        .map(|(stream, random)| MeasuredInsertion { stream, random });
+    let line_lifetime_ns = measure_lifetime(&mut sampler, &part, &latencies);
     let drift = [
         first_level_walk(&part),
         walk_over(part.private_bytes() / 2),
@@ -610,7 +586,8 @@ pub fn measure_host(
         parallel_walks,
         strides,
         bandwidth,
-        insertion,
+        stream_insertion,
+        line_lifetime_ns,
     })
 }
 
@@ -839,24 +816,67 @@ fn stream_together(
     Ok(at_quantile(complete_sums, MEDIAN))
 }
 
-/// What runs on another CPU while a working set is resident.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum LineNeighbor {
-    /// Lines in order, which replacement policies may recognize.
-    Stream,
-    /// Lines at random, which none does.
-    RandomWalks,
+/// Pauses after which a walk looks for what is left of its lines, in ms.
+const PAUSES_MS: [u64; 5] = [1, 3, 10, 30, 100];
+/// Number of times that each pause is made.
+const PAUSE_ROUNDS: usize = 5;
+/// Share of the lines whose loss ends their lifetime.
+const LOST_SHARE: f64 = 0.5;
+
+/// Measures how long lines stay in the shared cache while this thread touches no memory: for ever on a machine that the
+/// system has to itself, and on a guest until the other guests have filled the cache once.
+fn measure_lifetime(
+    sampler: &mut Sampler,
+    part: &MeasuredPart<'_>,
+    latencies: &Latencies,
+) -> Option<Estimate> {
+    let walk_bytes = 2 * part.private_bytes();
+    let lines = walk_bytes / 64;
+    if walk_bytes > part.shared_bytes / 2 {
+        return None;
+    }
+    // Of the first steps after a pause, most find a line for the first time.
+    let steps = lines / 4;
+    let mut step_ns_after = |pause: Duration| {
+        sampler.seed += 1;
+        let seed = sampler.seed;
+        sampler.buffer.walk::<8>(walk_bytes, lines / 2, seed);
+        let start = Instant::now();
+        while start.elapsed() < pause {
+            multiply(10_000);
+        }
+        let start = Instant::now();
+        sampler.buffer.walk::<1>(walk_bytes, steps, seed + 1000);
+        start.elapsed().as_nanos() as f64 / steps as f64 - latencies.loop_ns
+    };
+    let mut resident_ns = Vec::new();
+    let mut paused_ns = vec![Vec::new(); PAUSES_MS.len()];
+    for _ in 0..PAUSE_ROUNDS {
+        resident_ns.push(step_ns_after(Duration::ZERO));
+        for (times, &pause_ms) in paused_ns.iter_mut().zip(&PAUSES_MS) {
+            times.push(step_ns_after(Duration::from_millis(pause_ms)));
+        }
+    }
+    let resident_ns = at_quantile(resident_ns, LOWER_QUARTILE)?.value;
+    let span_ns = (latencies.memory_ns().value - resident_ns).max(1.0);
+    let lost_shares = paused_ns.into_iter().map(|times| {
+        Some(scaled(at_quantile(times, MEDIAN)?, |ns| {
+            (ns - resident_ns) / span_ns
+        }))
+    });
+    analysis::lifetime_ns(
+        &PAUSES_MS,
+        &lost_shares.collect::<Option<Vec<Estimate>>>()?,
+        LOST_SHARE,
+    )
 }
 
-/// Independent random walks of a neighbor; more would use the bandwidth of a stream.
-const NEIGHBOR_WALKS: usize = 8;
-
-/// Measures how much of a walk over half of the shared cache a neighbor on another CPU evicts.
+/// Measures how much of a walk over half of the shared cache a stream on another CPU evicts.
 fn measure_insertion(
     sampler: &mut Sampler,
     part: &MeasuredPart<'_>,
     latencies: &Latencies,
-    (neighbor_cpu, neighbor): (CpuId, LineNeighbor),
+    stream_cpu: CpuId,
 ) -> Result<Option<Estimate>, CalibrationError> {
     let Some(fit) = latencies.fit else {
         return Ok(None);
@@ -879,42 +899,34 @@ fn measure_insertion(
         ))
     };
     sampler.samples.remove(&loops[1]);
-    sampler.sample_rounds(&loops[1..], NEIGHBOR_ROUNDS);
+    sampler.sample_rounds(&loops[1..], STREAM_ROUNDS);
     let alone_ns = latency_of(sampler, loops[1])?;
     let samples_alone = loops.map(|timed_loop| sampler.samples.remove(&timed_loop));
     let stop = std::sync::atomic::AtomicBool::new(false);
     let is_running = std::sync::atomic::AtomicBool::new(false);
-    let run_neighbor = || -> io::Result<f64> {
-        let pinned = PinnedThread::new(neighbor_cpu);
+    let run_stream_beside = || -> io::Result<f64> {
+        let pinned = PinnedThread::new(stream_cpu);
         let own_buffer = LineBuffer::new(buffer_bytes);
         is_running.store(true, std::sync::atomic::Ordering::Relaxed);
         let (mut next, mut lines, start) = (0, 0u64, Instant::now());
         while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-            match neighbor {
-                LineNeighbor::Stream => next = own_buffer.read_all(next, STREAM_CHUNK_LINES),
-                LineNeighbor::RandomWalks => {
-                    let steps = STREAM_CHUNK_LINES / NEIGHBOR_WALKS;
-                    own_buffer.walk::<NEIGHBOR_WALKS>(own_buffer.bytes(), steps as u64, lines);
-                }
-            }
+            next = own_buffer.read_all(next, STREAM_CHUNK_LINES);
             lines += STREAM_CHUNK_LINES as u64;
         }
         let rate = lines as f64 / start.elapsed().as_nanos() as f64;
         pinned.map(|_| rate)
     };
-    let neighbor_rate = std::thread::scope(|scope| {
-        let neighbor_thread = scope.spawn(run_neighbor);
-        while !is_running.load(std::sync::atomic::Ordering::Relaxed)
-            && !neighbor_thread.is_finished()
+    let stream_rate = std::thread::scope(|scope| {
+        let stream_thread = scope.spawn(run_stream_beside);
+        while !is_running.load(std::sync::atomic::Ordering::Relaxed) && !stream_thread.is_finished()
         {
             std::thread::sleep(Duration::from_millis(5));
         }
-        sampler.sample_rounds(&loops, NEIGHBOR_ROUNDS);
+        sampler.sample_rounds(&loops, STREAM_ROUNDS);
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        let rate = neighbor_thread
+        stream_thread
             .join()
-            .unwrap_or_else(|_| Err(io::Error::other("the neighbor has ended")));
-        rate
+            .unwrap_or_else(|_| Err(io::Error::other("the stream has ended")))
     });
     let (memory_ns, walk_ns) = (
         latency_of(sampler, loops[0])?,
@@ -925,8 +937,7 @@ fn measure_insertion(
             .samples
             .insert(timed_loop, samples.unwrap_or_default());
     }
-    let neighbor_rate =
-        neighbor_rate.map_err(|error| CalibrationError::Pin(neighbor_cpu.0, error))?;
+    let stream_rate = stream_rate.map_err(|error| CalibrationError::Pin(stream_cpu.0, error))?;
     // Memory of the cached lines beside the stream; the private cache holds its share of the walk in any case.
     let private_share = private_bytes / walk_bytes as f64;
     let missed = |ns: f64| {
@@ -939,7 +950,7 @@ fn measure_insertion(
             walk_lines: walk_bytes as f64 / 64.0,
             miss_share: missed(ns),
             walk_rate: (1.0 - private_share) / (walk_ns.value + latencies.loop_ns),
-            co_runner_rate: neighbor_rate,
+            co_runner_rate: stream_rate,
         })
     };
     Ok(Some(scaled(walk_ns, insertion_at)))

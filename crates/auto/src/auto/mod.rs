@@ -36,6 +36,7 @@ use self::model::problem_cache::{
     ModeledProblem, SEARCH_INTERVAL_WINDOWS, SearchHistory, task_stamp,
 };
 pub use self::model::score::PlanObjective;
+use self::model::score::forecast_speeds;
 use self::model::sites::cache_sites;
 use self::proposal::{PlanFinder, Proposal};
 use self::service_confinement::ServiceConfinements;
@@ -498,7 +499,8 @@ impl Auto {
             Some((_, proposal)) => proposal.forecasts[1].clone(),
             None => {
                 let layout = SiteLayout::from_plan(&plan.0, &input.problem);
-                finder.forecast(&input.problem, &input.score_cache, &layout)
+                let speeds = forecast_speeds(&input.problem, &layout, &input.score_cache);
+                finder.forecast(&input.problem, &layout, &speeds)
             }
         };
 

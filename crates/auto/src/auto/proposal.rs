@@ -18,7 +18,7 @@ use super::model::forecast::forecast;
 use super::model::layout::SiteLayout;
 use super::model::problem::PlanningProblem;
 use super::model::problem_cache::SearchInput;
-use super::model::score::{LayoutScore, PlanObjective, forecast_speeds, score};
+use super::model::score::{ForecastSpeed, LayoutScore, PlanObjective, forecast_speeds, score};
 use super::model::score_cache::ScoreCache;
 use super::model::unmet_goals;
 
@@ -56,16 +56,16 @@ pub struct PlanFinder<'a, 'v> {
 }
 
 impl PlanFinder<'_, '_> {
-    /// Forecasts the tasks under a layout.
+    /// Forecasts the tasks under a layout, from their speeds.
     pub fn forecast(
         &self,
         problem: &PlanningProblem,
-        score_cache: &ScoreCache,
         layout: &SiteLayout,
+        speeds: &[Option<ForecastSpeed>],
     ) -> Forecast {
-        let speeds = &self.evidence.speeds;
-        forecast(problem, layout, score_cache, |task| {
-            speeds.observed_speed(task)?.references_per_instr
+        let observed_speeds = &self.evidence.speeds;
+        forecast(problem, layout, speeds, |task| {
+            observed_speeds.observed_speed(task)?.references_per_instr
         })
     }
 
@@ -134,15 +134,18 @@ impl PlanFinder<'_, '_> {
         layout: &SiteLayout,
         gain: f64,
     ) -> Proposal {
-        let objective = self.parameters.objective;
+        let [current_speeds, new_speeds] =
+            [current_layout, layout].map(|layout| forecast_speeds(problem, layout, score_cache));
         Proposal {
             method: VerificationMethod::Confirmation,
             new_plan: self.build_plan(problem, layout),
-            speeds: weighted_speeds(problem, score_cache, current_layout, objective),
+            speeds: weighted_speeds(problem, &current_speeds, self.parameters.objective),
             goal_processes: Vec::new(),
             gain,
-            forecasts: [current_layout, layout]
-                .map(|layout| self.forecast(problem, score_cache, layout)),
+            forecasts: [
+                self.forecast(problem, current_layout, &current_speeds),
+                self.forecast(problem, layout, &new_speeds),
+            ],
             layout_before: current_layout.clone(),
             stays_unmeasured: false,
         }
@@ -342,22 +345,15 @@ impl PlanFinder<'_, '_> {
     }
 }
 
-/// Returns the processes in the objective, with their speeds relative to solo under a layout, weighted as by the
-/// objective.
+/// Returns the processes in the objective, with their speeds relative to solo, weighted as by the objective.
 fn weighted_speeds(
     problem: &PlanningProblem,
-    score_cache: &ScoreCache,
-    layout: &SiteLayout,
+    speeds: &[Option<ForecastSpeed>],
     objective: PlanObjective,
 ) -> Vec<(ProcessId, f64)> {
     // The priority of each process, and the sum of its threads' speeds.
     let mut process_speeds: BTreeMap<ProcessId, (f64, f64)> = BTreeMap::new();
-    for (problem_task, speed) in
-        problem
-            .tasks
-            .iter()
-            .zip(forecast_speeds(problem, layout, score_cache))
-    {
+    for (problem_task, speed) in problem.tasks.iter().zip(speeds) {
         let (Some(program), Some(speed)) = (&problem_task.program, speed) else {
             continue;
         };

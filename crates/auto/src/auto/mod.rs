@@ -32,9 +32,7 @@ use self::evidence::{MIN_KNOWN_WINDOWS, PATIENCE_WINDOWS, TaskEvidence, phases};
 use self::explain::ReportedForecasts;
 use self::model::decided_plan::DecidedPlan;
 use self::model::layout::SiteLayout;
-use self::model::problem_cache::{
-    ModeledProblem, SEARCH_INTERVAL_WINDOWS, SearchHistory, task_stamp,
-};
+use self::model::problem_cache::{SEARCH_INTERVAL_WINDOWS, SearchHistory, SearchInput, task_stamp};
 pub use self::model::score::PlanObjective;
 use self::model::score::forecast_speeds;
 use self::model::sites::cache_sites;
@@ -392,7 +390,7 @@ impl Auto {
         if view.previous_plan.shares.is_empty() {
             return;
         }
-        let Some(ModeledProblem { problem, .. }) = &self.searches.last_results else {
+        let Some(SearchInput { problem, .. }) = &self.searches.last_results else {
             return;
         };
         let live_tasks = view.live_tasks().map(|sample| sample.task);
@@ -524,7 +522,7 @@ impl Auto {
         if plan.0.shares.is_empty() || !self.has_time_to_confirm(view) {
             return None;
         }
-        let ModeledProblem {
+        let SearchInput {
             problem,
             score_cache,
             ..

@@ -17,9 +17,9 @@ use super::model::decided_plan::DecidedPlan;
 use super::model::forecast::forecast;
 use super::model::layout::SiteLayout;
 use super::model::problem::PlanningProblem;
-use super::model::problem_cache::SearchInput;
 use super::model::score::{ForecastSpeed, LayoutScore, PlanObjective, forecast_speeds, score};
 use super::model::score_cache::ScoreCache;
+use super::model::search_input::SearchInput;
 use super::model::unmet_goals;
 
 /// Divisor of the number of site scores that a decision may compute, if only newcomers are placed or curves explored.
@@ -79,15 +79,15 @@ impl PlanFinder<'_, '_> {
         let (problem, score_cache) = (&input.problem, &input.score_cache);
         let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
         let current_score = score(problem, &current_layout, score_cache);
-        let (mut candidates, judge) = self.find_candidates(input, &current_layout);
+        let (mut candidates, comparator) = self.find_candidates(input, &current_layout);
         let default_layout = candidates[0].layout.clone();
         candidates.retain(|candidate| {
             candidate.layout == current_layout || self.is_allowed(&candidate.layout, problem)
         });
-        let best = self.best_candidate(&candidates, &judge, problem)?;
+        let best = self.best_candidate(&candidates, &comparator, problem)?;
         unmet_goals::explain_unmet(problem, &default_layout, &best.layout, score_cache, reasons);
 
-        let gain = relative_gain(judge.objective, current_score, best.score);
+        let gain = relative_gain(comparator.objective, current_score, best.score);
         let is_in_force = best.layout == current_layout
             || self
                 .build_plan(problem, &best.layout)
@@ -100,10 +100,10 @@ impl PlanFinder<'_, '_> {
             candidates: &candidates,
             best_candidate: best,
             current_layout: &current_layout,
-            judge,
+            comparator,
             gain,
             newcomers: input.newcomers.as_deref(),
-            mechanism_gains: &mechanism_gains(&judge, current_score, &candidates),
+            mechanism_gains: &mechanism_gains(&comparator, current_score, &candidates),
         };
         let probe_planner = &self.evidence.probe_planner;
         if is_in_force || !(repairs_goal || gain >= self.parameters.min_gain) {
@@ -161,7 +161,7 @@ impl PlanFinder<'_, '_> {
         let max_scores = self.parameters.max_evaluations / BRIEF_SEARCH_DIVISOR;
         let mut search = self.plan_search(optimistic, &optimistic_cache, max_scores);
         search.set_min_speed(&self.evidence.default_sites, Some(&current_layout));
-        let objective = search.judge.objective;
+        let objective = search.comparator.objective;
         let layout = search.with_best_partitions(&current_layout);
 
         let [current_score, new_score] =
@@ -194,7 +194,7 @@ impl PlanFinder<'_, '_> {
         let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
         let mut search = self.plan_search(problem, score_cache, self.parameters.max_evaluations);
         search.set_min_speed(&self.evidence.default_sites, Some(&current_layout));
-        let judge = search.judge;
+        let comparator = search.comparator;
         let current_score = score(problem, &current_layout, score_cache);
 
         let mut steps: Vec<(LayoutScore, SiteLayout)> = Vec::new();
@@ -208,12 +208,16 @@ impl PlanFinder<'_, '_> {
                 steps.push((step_score, layout));
             }
         }
-        steps.sort_by(|a, b| judge.score_key(b.0).total_cmp(&judge.score_key(a.0)));
+        steps.sort_by(|a, b| {
+            comparator
+                .score_key(b.0)
+                .total_cmp(&comparator.score_key(a.0))
+        });
         let (step_score, layout) = steps
             .into_iter()
             .find(|(_, layout)| self.is_allowed(layout, problem))?;
 
-        let gain = relative_gain(judge.objective, current_score, step_score);
+        let gain = relative_gain(comparator.objective, current_score, step_score);
         if gain < -MAX_STEP_LOSS {
             return None;
         }
@@ -230,7 +234,7 @@ impl PlanFinder<'_, '_> {
             problem,
             score_cache,
             allowed_mechanisms: self.parameters.allowed_mechanisms(self.view),
-            judge: PlanComparator {
+            comparator: PlanComparator {
                 objective: self.parameters.objective,
                 min_speed: 0.0,
             },
@@ -262,14 +266,14 @@ impl PlanFinder<'_, '_> {
                 search.find_candidates(&self.evidence.default_sites, Some(current_layout.clone()))
             }
         };
-        (candidates, search.judge)
+        (candidates, search.comparator)
     }
 
     /// Returns the candidate with the best score after the cost of copying pages; the first of equal ones.
     fn best_candidate<'c>(
         &self,
         candidates: &'c [CandidatePlan],
-        judge: &PlanComparator,
+        comparator: &PlanComparator,
         problem: &PlanningProblem,
     ) -> Option<&'c CandidatePlan> {
         let copying_cost = |candidate: &CandidatePlan| {
@@ -277,7 +281,7 @@ impl PlanFinder<'_, '_> {
         };
         let keyed_candidates = candidates.iter().map(|candidate| {
             (
-                judge.score_key(candidate.score) - copying_cost(candidate),
+                comparator.score_key(candidate.score) - copying_cost(candidate),
                 candidate,
             )
         });
@@ -380,7 +384,7 @@ fn relative_gain(objective: PlanObjective, current: LayoutScore, new: LayoutScor
 
 /// Returns the best plan of every single mechanism.
 fn mechanism_gains(
-    judge: &PlanComparator,
+    comparator: &PlanComparator,
     current_score: LayoutScore,
     candidates: &[CandidatePlan],
 ) -> Vec<MechanismGain> {
@@ -388,11 +392,11 @@ fn mechanism_gains(
         let mechanism_candidates = candidates
             .iter()
             .filter(|candidate| candidate.mechanism == Some(mechanism));
-        let key = |candidate: &CandidatePlan| judge.score_key(candidate.score);
+        let key = |candidate: &CandidatePlan| comparator.score_key(candidate.score);
         let best = mechanism_candidates.reduce(|a, b| if key(b) > key(a) { b } else { a })?;
         Some(MechanismGain {
             mechanism,
-            gain: relative_gain(judge.objective, current_score, best.score),
+            gain: relative_gain(comparator.objective, current_score, best.score),
         })
     };
     Mechanism::ALL

@@ -234,7 +234,7 @@ impl InputBuilder<'_, '_> {
             speeds: &self.evidence.speeds,
             clusters: &self.evidence.probe_planner.clusters,
             default_sites: &self.evidence.default_sites,
-            split_tasks: &self.evidence.split_processes,
+            split_tasks: &self.evidence.split_tasks,
             curves: &self.evidence.curves,
         }
     }

@@ -317,7 +317,8 @@ fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome> {
         .collect::<Result<_>>()?;
 
     let planned_speed = best_plan.keeps_all_promises.then_some(best_plan.mean_speed);
-    let runs = rivals.iter().chain([&(kept_share, speed)]);
+    let own_run = (kept_share, speed);
+    let runs = rivals.iter().chain([&own_run]);
     let kept_speeds = runs
         .filter(|(kept, _)| *kept >= MIN_KEPT_SHARE)
         .map(|(_, speed)| *speed);

@@ -19,7 +19,7 @@ pub struct SearchReport<'a> {
     pub candidates: &'a [CandidatePlan],
     pub best_candidate: &'a CandidatePlan,
     pub current_layout: &'a SiteLayout,
-    pub judge: PlanComparator,
+    pub comparator: PlanComparator,
     /// Gain over the plan in force, as a share.
     pub gain: f64,
     /// The newcomers, if only newcomers were placed.
@@ -75,7 +75,7 @@ impl SearchReport<'_> {
             let name = candidate.label.replace(", ", "_").replace(' ', "_");
             named_number(
                 format!("score_of_{name}"),
-                candidate.score.objective_value(self.judge.objective),
+                candidate.score.objective_value(self.comparator.objective),
             )
         };
         let mut numbers: Vec<(String, f64)> = self.candidates.iter().map(score_of).collect();
@@ -341,7 +341,7 @@ mod tests {
             layout: current_layout.clone(),
             score: score(problem, &current_layout, &ScoreCache::default()),
         };
-        let judge = PlanComparator {
+        let comparator = PlanComparator {
             objective: PlanObjective::WeightedSpeedup,
             min_speed: 0.0,
         };
@@ -358,7 +358,7 @@ mod tests {
             candidates: &candidates,
             best_candidate: best,
             current_layout,
-            judge,
+            comparator,
             gain,
             newcomers,
             mechanism_gains: singles,

@@ -32,10 +32,9 @@ use self::evidence::{MIN_KNOWN_WINDOWS, PATIENCE_WINDOWS, TaskEvidence, phases};
 use self::explain::ReportedForecasts;
 use self::model::decided_plan::DecidedPlan;
 use self::model::layout::SiteLayout;
-use self::model::problem_cache::{
-    ModeledProblem, SEARCH_INTERVAL_WINDOWS, SearchHistory, task_stamp,
-};
 pub use self::model::score::PlanObjective;
+use self::model::score::forecast_speeds;
+use self::model::search_input::{SEARCH_INTERVAL_WINDOWS, SearchHistory, SearchInput, task_stamp};
 use self::model::sites::cache_sites;
 use self::proposal::{PlanFinder, Proposal};
 use self::service_confinement::ServiceConfinements;
@@ -391,7 +390,7 @@ impl Auto {
         if view.previous_plan.shares.is_empty() {
             return;
         }
-        let Some(ModeledProblem { problem, .. }) = &self.searches.last_results else {
+        let Some(SearchInput { problem, .. }) = &self.searches.last_results else {
             return;
         };
         let live_tasks = view.live_tasks().map(|sample| sample.task);
@@ -498,7 +497,8 @@ impl Auto {
             Some((_, proposal)) => proposal.forecasts[1].clone(),
             None => {
                 let layout = SiteLayout::from_plan(&plan.0, &input.problem);
-                finder.forecast(&input.problem, &input.score_cache, &layout)
+                let speeds = forecast_speeds(&input.problem, &layout, &input.score_cache);
+                finder.forecast(&input.problem, &layout, &speeds)
             }
         };
 
@@ -522,7 +522,7 @@ impl Auto {
         if plan.0.shares.is_empty() || !self.has_time_to_confirm(view) {
             return None;
         }
-        let ModeledProblem {
+        let SearchInput {
             problem,
             score_cache,
             ..

@@ -17,9 +17,9 @@ use super::model::decided_plan::DecidedPlan;
 use super::model::forecast::forecast;
 use super::model::layout::SiteLayout;
 use super::model::problem::PlanningProblem;
-use super::model::problem_cache::SearchInput;
-use super::model::score::{LayoutScore, PlanObjective, forecast_speeds, score};
+use super::model::score::{ForecastSpeed, LayoutScore, PlanObjective, forecast_speeds, score};
 use super::model::score_cache::ScoreCache;
+use super::model::search_input::SearchInput;
 use super::model::unmet_goals;
 
 /// Divisor of the number of site scores that a decision may compute, if only newcomers are placed or curves explored.
@@ -56,16 +56,16 @@ pub struct PlanFinder<'a, 'v> {
 }
 
 impl PlanFinder<'_, '_> {
-    /// Forecasts the tasks under a layout.
+    /// Forecasts the tasks under a layout, from their speeds.
     pub fn forecast(
         &self,
         problem: &PlanningProblem,
-        score_cache: &ScoreCache,
         layout: &SiteLayout,
+        speeds: &[Option<ForecastSpeed>],
     ) -> Forecast {
-        let speeds = &self.evidence.speeds;
-        forecast(problem, layout, score_cache, |task| {
-            speeds.observed_speed(task)?.references_per_instr
+        let observed_speeds = &self.evidence.speeds;
+        forecast(problem, layout, speeds, |task| {
+            observed_speeds.observed_speed(task)?.references_per_instr
         })
     }
 
@@ -79,15 +79,15 @@ impl PlanFinder<'_, '_> {
         let (problem, score_cache) = (&input.problem, &input.score_cache);
         let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
         let current_score = score(problem, &current_layout, score_cache);
-        let (mut candidates, judge) = self.find_candidates(input, &current_layout);
+        let (mut candidates, comparator) = self.find_candidates(input, &current_layout);
         let default_layout = candidates[0].layout.clone();
         candidates.retain(|candidate| {
             candidate.layout == current_layout || self.is_allowed(&candidate.layout, problem)
         });
-        let best = self.best_candidate(&candidates, &judge, problem)?;
+        let best = self.best_candidate(&candidates, &comparator, problem)?;
         unmet_goals::explain_unmet(problem, &default_layout, &best.layout, score_cache, reasons);
 
-        let gain = relative_gain(judge.objective, current_score, best.score);
+        let gain = relative_gain(comparator.objective, current_score, best.score);
         let is_in_force = best.layout == current_layout
             || self
                 .build_plan(problem, &best.layout)
@@ -100,10 +100,10 @@ impl PlanFinder<'_, '_> {
             candidates: &candidates,
             best_candidate: best,
             current_layout: &current_layout,
-            judge,
+            comparator,
             gain,
             newcomers: input.newcomers.as_deref(),
-            mechanism_gains: &mechanism_gains(&judge, current_score, &candidates),
+            mechanism_gains: &mechanism_gains(&comparator, current_score, &candidates),
         };
         let probe_planner = &self.evidence.probe_planner;
         if is_in_force || !(repairs_goal || gain >= self.parameters.min_gain) {
@@ -134,15 +134,18 @@ impl PlanFinder<'_, '_> {
         layout: &SiteLayout,
         gain: f64,
     ) -> Proposal {
-        let objective = self.parameters.objective;
+        let [current_speeds, new_speeds] =
+            [current_layout, layout].map(|layout| forecast_speeds(problem, layout, score_cache));
         Proposal {
             method: VerificationMethod::Confirmation,
             new_plan: self.build_plan(problem, layout),
-            speeds: weighted_speeds(problem, score_cache, current_layout, objective),
+            speeds: weighted_speeds(problem, &current_speeds, self.parameters.objective),
             goal_processes: Vec::new(),
             gain,
-            forecasts: [current_layout, layout]
-                .map(|layout| self.forecast(problem, score_cache, layout)),
+            forecasts: [
+                self.forecast(problem, current_layout, &current_speeds),
+                self.forecast(problem, layout, &new_speeds),
+            ],
             layout_before: current_layout.clone(),
             stays_unmeasured: false,
         }
@@ -158,7 +161,7 @@ impl PlanFinder<'_, '_> {
         let max_scores = self.parameters.max_evaluations / BRIEF_SEARCH_DIVISOR;
         let mut search = self.plan_search(optimistic, &optimistic_cache, max_scores);
         search.set_min_speed(&self.evidence.default_sites, Some(&current_layout));
-        let objective = search.judge.objective;
+        let objective = search.comparator.objective;
         let layout = search.with_best_partitions(&current_layout);
 
         let [current_score, new_score] =
@@ -191,7 +194,7 @@ impl PlanFinder<'_, '_> {
         let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
         let mut search = self.plan_search(problem, score_cache, self.parameters.max_evaluations);
         search.set_min_speed(&self.evidence.default_sites, Some(&current_layout));
-        let judge = search.judge;
+        let comparator = search.comparator;
         let current_score = score(problem, &current_layout, score_cache);
 
         let mut steps: Vec<(LayoutScore, SiteLayout)> = Vec::new();
@@ -205,12 +208,16 @@ impl PlanFinder<'_, '_> {
                 steps.push((step_score, layout));
             }
         }
-        steps.sort_by(|a, b| judge.score_key(b.0).total_cmp(&judge.score_key(a.0)));
+        steps.sort_by(|a, b| {
+            comparator
+                .score_key(b.0)
+                .total_cmp(&comparator.score_key(a.0))
+        });
         let (step_score, layout) = steps
             .into_iter()
             .find(|(_, layout)| self.is_allowed(layout, problem))?;
 
-        let gain = relative_gain(judge.objective, current_score, step_score);
+        let gain = relative_gain(comparator.objective, current_score, step_score);
         if gain < -MAX_STEP_LOSS {
             return None;
         }
@@ -227,7 +234,7 @@ impl PlanFinder<'_, '_> {
             problem,
             score_cache,
             allowed_mechanisms: self.parameters.allowed_mechanisms(self.view),
-            judge: PlanComparator {
+            comparator: PlanComparator {
                 objective: self.parameters.objective,
                 min_speed: 0.0,
             },
@@ -259,14 +266,14 @@ impl PlanFinder<'_, '_> {
                 search.find_candidates(&self.evidence.default_sites, Some(current_layout.clone()))
             }
         };
-        (candidates, search.judge)
+        (candidates, search.comparator)
     }
 
     /// Returns the candidate with the best score after the cost of copying pages; the first of equal ones.
     fn best_candidate<'c>(
         &self,
         candidates: &'c [CandidatePlan],
-        judge: &PlanComparator,
+        comparator: &PlanComparator,
         problem: &PlanningProblem,
     ) -> Option<&'c CandidatePlan> {
         let copying_cost = |candidate: &CandidatePlan| {
@@ -274,7 +281,7 @@ impl PlanFinder<'_, '_> {
         };
         let keyed_candidates = candidates.iter().map(|candidate| {
             (
-                judge.score_key(candidate.score) - copying_cost(candidate),
+                comparator.score_key(candidate.score) - copying_cost(candidate),
                 candidate,
             )
         });
@@ -342,22 +349,15 @@ impl PlanFinder<'_, '_> {
     }
 }
 
-/// Returns the processes in the objective, with their speeds relative to solo under a layout, weighted as by the
-/// objective.
+/// Returns the processes in the objective, with their speeds relative to solo, weighted as by the objective.
 fn weighted_speeds(
     problem: &PlanningProblem,
-    score_cache: &ScoreCache,
-    layout: &SiteLayout,
+    speeds: &[Option<ForecastSpeed>],
     objective: PlanObjective,
 ) -> Vec<(ProcessId, f64)> {
     // The priority of each process, and the sum of its threads' speeds.
     let mut process_speeds: BTreeMap<ProcessId, (f64, f64)> = BTreeMap::new();
-    for (problem_task, speed) in
-        problem
-            .tasks
-            .iter()
-            .zip(forecast_speeds(problem, layout, score_cache))
-    {
+    for (problem_task, speed) in problem.tasks.iter().zip(speeds) {
         let (Some(program), Some(speed)) = (&problem_task.program, speed) else {
             continue;
         };
@@ -384,7 +384,7 @@ fn relative_gain(objective: PlanObjective, current: LayoutScore, new: LayoutScor
 
 /// Returns the best plan of every single mechanism.
 fn mechanism_gains(
-    judge: &PlanComparator,
+    comparator: &PlanComparator,
     current_score: LayoutScore,
     candidates: &[CandidatePlan],
 ) -> Vec<MechanismGain> {
@@ -392,11 +392,11 @@ fn mechanism_gains(
         let mechanism_candidates = candidates
             .iter()
             .filter(|candidate| candidate.mechanism == Some(mechanism));
-        let key = |candidate: &CandidatePlan| judge.score_key(candidate.score);
+        let key = |candidate: &CandidatePlan| comparator.score_key(candidate.score);
         let best = mechanism_candidates.reduce(|a, b| if key(b) > key(a) { b } else { a })?;
         Some(MechanismGain {
             mechanism,
-            gain: relative_gain(judge.objective, current_score, best.score),
+            gain: relative_gain(comparator.objective, current_score, best.score),
         })
     };
     Mechanism::ALL

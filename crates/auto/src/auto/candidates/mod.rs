@@ -114,7 +114,7 @@ pub struct PlanSearch<'a> {
     pub problem: &'a PlanningProblem,
     pub score_cache: &'a ScoreCache,
     pub allowed_mechanisms: AllowedMechanisms,
-    pub judge: PlanComparator,
+    pub comparator: PlanComparator,
     /// Number of site scores that may still be computed; a score with gangs counts for several.
     pub remaining_scores: Cell<usize>,
     pub generator: SplitMix64,
@@ -133,7 +133,7 @@ impl<'a> PlanSearch<'a> {
             problem,
             score_cache,
             allowed_mechanisms,
-            judge: PlanComparator {
+            comparator: PlanComparator {
                 objective: PlanObjective::WeightedSpeedup,
                 min_speed: 0.0,
             },
@@ -151,8 +151,8 @@ impl PlanSearch<'_> {
         current_layout: Option<&SiteLayout>,
     ) -> CandidatePlan {
         let default = self.build_default(default_sites, current_layout);
-        if self.judge.objective != PlanObjective::WorstSlowdown {
-            self.judge.min_speed = default.score.min_relative_speed - MAX_WORST_LOSS;
+        if self.comparator.objective != PlanObjective::WorstSlowdown {
+            self.comparator.min_speed = default.score.min_relative_speed - MAX_WORST_LOSS;
         }
         default
     }
@@ -253,7 +253,7 @@ impl PlanSearch<'_> {
         }
         if can_place && problem.bus.is_some() && problem.tasks.len() <= MAX_TRAFFIC_TASKS {
             let key = |layout: &SiteLayout| {
-                self.judge
+                self.comparator
                     .score_key(score(problem, layout, self.score_cache))
             };
             let layouts = placements.iter().map(|(.., layout)| layout);
@@ -425,12 +425,12 @@ mod tests {
         let memo = ScoreCache::new(problem);
         let mut search = PlanSearch::with_effort(problem, &memo, allowed, effort);
         let candidates = search.find_candidates(&BTreeMap::new(), None);
-        let judge = search.judge;
+        let comparator = search.comparator;
         let best = candidates
             .iter()
             .map(|candidate| candidate.score)
             .reduce(|a, b| {
-                if judge.score_key(b) > judge.score_key(a) {
+                if comparator.score_key(b) > comparator.score_key(a) {
                     b
                 } else {
                     a

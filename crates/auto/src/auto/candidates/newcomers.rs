@@ -113,14 +113,17 @@ mod tests {
             ),
             full_search.find_candidates(&BTreeMap::new(), Some(current_layout)),
         ];
-        (candidates, search_once.judge)
+        (candidates, search_once.comparator)
     }
 
-    fn best_candidate<'a>(plans: &'a [CandidatePlan], judge: &PlanComparator) -> &'a CandidatePlan {
+    fn best_candidate<'a>(
+        plans: &'a [CandidatePlan],
+        comparator: &PlanComparator,
+    ) -> &'a CandidatePlan {
         plans
             .iter()
             .reduce(|a, b| {
-                if judge.score_key(b.score) > judge.score_key(a.score) {
+                if comparator.score_key(b.score) > comparator.score_key(a.score) {
                     b
                 } else {
                     a
@@ -133,9 +136,9 @@ mod tests {
     #[test]
     fn an_arriving_stream_is_placed_with_the_other_streams() {
         let problem = problem_fixture(&[(0, 0.4), (0, 0.3), (1, 1.2), (1, 1.3), (0, 1.4)], 2);
-        let ([brief, _], judge) = brief_and_full_candidates(&problem);
+        let ([brief, _], comparator) = brief_and_full_candidates(&problem);
         assert_eq!(
-            best_candidate(&brief, &judge).layout.site_by_task[4],
+            best_candidate(&brief, &comparator).layout.site_by_task[4],
             Some(1)
         );
     }
@@ -148,14 +151,14 @@ mod tests {
             tasks in prop::collection::vec((0usize..4, 0.0f64..1.6), 4..11),
         ) {
             let problem = problem_fixture(&tasks, 4);
-            let ([brief, _], judge) = brief_and_full_candidates(&problem);
+            let ([brief, _], comparator) = brief_and_full_candidates(&problem);
             let current_layout = SiteLayout::from_default_sites(&problem, &BTreeMap::new());
-            let best_plan = best_candidate(&brief, &judge);
+            let best_plan = best_candidate(&brief, &comparator);
             let moved_tasks: Vec<usize> =
                 (0..tasks.len()).filter(|&index| best_plan.layout.site_by_task[index] != current_layout.site_by_task[index]).collect();
             prop_assert!(moved_tasks.is_empty() || moved_tasks == [tasks.len() - 1], "{moved_tasks:?}");
             let unchanged_plan = brief.iter().find(|candidate| candidate.layout.site_by_task == current_layout.site_by_task).unwrap();
-            prop_assert!(judge.score_key(best_plan.score) >= judge.score_key(unchanged_plan.score));
+            prop_assert!(comparator.score_key(best_plan.score) >= comparator.score_key(unchanged_plan.score));
         }
     }
 }

@@ -96,7 +96,7 @@ impl PlanSearch<'_> {
         let mut best_layout =
             SiteLayout::without_partitions(self.problem, start_layout.site_by_task, true);
         let mut best_key =
-            self.judge
+            self.comparator
                 .score_key(score(self.problem, &best_layout, self.score_cache));
         let mut remaining_scores = MAX_TRAFFIC_SCORES;
         let mut has_improved = true;
@@ -109,7 +109,7 @@ impl PlanSearch<'_> {
                     }
                     remaining_scores -= 1;
                     let key =
-                        self.judge
+                        self.comparator
                             .score_key(score(self.problem, &neighbor, self.score_cache));
                     if key > best_key + MIN_KEY_GAIN {
                         (best_layout, best_key, has_improved) = (neighbor, key, true);
@@ -174,7 +174,7 @@ impl PlanSearch<'_> {
         let Some(from_site) = assignment.site_by_task[index] else {
             return false;
         };
-        let key_before = self.judge.score_key(total_score(&assignment.scores));
+        let key_before = self.comparator.score_key(total_score(&assignment.scores));
         for to_site in (0..assignment.scores.len()).filter(|&site| site != from_site) {
             let residents = &assignment.residents[to_site];
             for partner in self.partners_among(residents, seats_per_site[to_site]) {
@@ -185,7 +185,7 @@ impl PlanSearch<'_> {
                     partner,
                 };
                 let previous_scores = self.apply_move(task_move, assignment);
-                let key = self.judge.score_key(total_score(&assignment.scores));
+                let key = self.comparator.score_key(total_score(&assignment.scores));
                 if key > key_before + MIN_KEY_GAIN {
                     return true;
                 }
@@ -204,7 +204,8 @@ impl PlanSearch<'_> {
         assignment: &mut TaskAssignment,
     ) -> Option<usize> {
         let from_site = assignment.site_by_task[index]?;
-        let mut best_key = self.judge.score_key(total_score(&assignment.scores)) + MIN_KEY_GAIN;
+        let mut best_key =
+            self.comparator.score_key(total_score(&assignment.scores)) + MIN_KEY_GAIN;
         let mut best_move = None;
         for &to_site in sites.iter().filter(|&&site| site != from_site) {
             let task_move = TaskMove {
@@ -214,7 +215,7 @@ impl PlanSearch<'_> {
                 partner: None,
             };
             let previous_scores = self.apply_move(task_move, assignment);
-            let key = self.judge.score_key(total_score(&assignment.scores));
+            let key = self.comparator.score_key(total_score(&assignment.scores));
             if key > best_key {
                 (best_key, best_move) = (key, Some(task_move));
             }

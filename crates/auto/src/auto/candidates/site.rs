@@ -49,7 +49,7 @@ impl<'a> SiteTasks<'a> {
     /// Returns the key of the score, by which the search compares.
     pub fn key(&self, partitions: &[PartitionMembers], rotation: Option<&GangRotation>) -> f64 {
         self.search
-            .judge
+            .comparator
             .score_key(self.score(partitions, rotation))
     }
 

@@ -37,7 +37,7 @@ pub struct TaskEvidence {
     /// Site on which the machine's own scheduler ran each task.
     pub default_sites: BTreeMap<TaskId, usize>,
     /// Tasks that ran on another cache than a thread of their process while their waits for other caches were counted.
-    pub split_processes: BTreeSet<TaskId>,
+    pub split_tasks: BTreeSet<TaskId>,
     pub arrivals: TaskArrivals,
     pub curves: CurveChecks,
     pub measured_sizes: MeasuredSizes,
@@ -60,8 +60,7 @@ impl TaskEvidence {
             self.speeds.retain(&live_tasks);
             self.default_sites
                 .retain(|task, _| live_tasks.contains(task));
-            self.split_processes
-                .retain(|task| live_tasks.contains(task));
+            self.split_tasks.retain(|task| live_tasks.contains(task));
         }
         self.speeds.observe(
             view.observation,
@@ -73,7 +72,7 @@ impl TaskEvidence {
         self.measured_sizes
             .retain(&live_tasks, |task| phases::current_phase(view, task));
         self.record_homes(view, &cpu_sites);
-        self.record_split_processes(view, &cpu_sites);
+        self.record_split_tasks(view, &cpu_sites);
         has_changed
     }
 
@@ -189,7 +188,7 @@ impl TaskEvidence {
 
     /// Records tasks that run on another cache than threads of their process and whose waits for shared data would
     /// show.
-    fn record_split_processes(&mut self, view: &View<'_>, cpu_sites: &CpuSites) {
+    fn record_split_tasks(&mut self, view: &View<'_>, cpu_sites: &CpuSites) {
         // One cache of each process, and whether the process also ran on others.
         let mut process_sites: BTreeMap<ProcessId, (usize, bool)> = BTreeMap::new();
         let sited_samples = || {
@@ -210,7 +209,7 @@ impl TaskEvidence {
         let is_split = |(seen, _): &(&TaskSample, usize)| {
             process_sites[&seen.process].1 && has_remote_stalls(seen)
         };
-        self.split_processes
+        self.split_tasks
             .extend(sited_samples().filter(is_split).map(|(seen, _)| seen.task));
     }
 }
@@ -248,7 +247,7 @@ mod tests {
 
     /// Are the caches of unpinned tasks recorded, and the processes that ran on two caches with their waits counted?
     #[test]
-    fn task_caches_and_split_processes_are_recorded() {
+    fn task_caches_and_split_tasks_are_recorded() {
         let (topology, can) = (
             last_level_caches(2, 2, CacheLevel::L3, 1 << 20),
             capabilities_fixture(&[]),
@@ -289,7 +288,7 @@ mod tests {
             "task 1 is pinned"
         );
         assert_eq!(
-            evidence.split_processes,
+            evidence.split_tasks,
             [TaskId(0)].into(),
             "the waits of task 2 are not counted"
         );

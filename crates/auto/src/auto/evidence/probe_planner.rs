@@ -24,9 +24,10 @@ use cachemate_papers::partition::demand_curve::{ENTRIES_FACTOR, is_uncertain_at}
 use cachemate_papers::probe_ledger::ProbeLedger;
 
 use super::curves::CurveChecks;
+use super::measured_sizes::phase_key;
 use super::phases::current_phase;
 use super::service_pauses::{ServicePauses, is_promised};
-use super::speeds::SpeedTracker;
+use super::speeds::{CurrentPhase, SpeedTracker};
 use super::thread_clusters::{cluster_count, complete_clusters};
 use crate::auto::model::sites::{CacheSite, CpuSites};
 
@@ -64,9 +65,9 @@ struct TaskProbe {
 pub struct ProbePlanner {
     next_id: u32,
     probes_by_task: BTreeMap<TaskId, TaskProbe>,
-    /// Kinds of phases that have a first trace but no longer one yet, because a phase may end before its run time pays
-    /// for the longer trace.
-    first_traces: BTreeSet<(TaskId, u32)>,
+    /// Phases that have a first trace but no longer one yet, by their kinds if these are known, because a phase may end
+    /// before its run time pays for the longer trace.
+    first_traces: BTreeSet<(TaskId, CurrentPhase)>,
     /// The pending request for samples of accesses to other caches, and its window.
     sharing_probe: Option<OpenRequest>,
     /// Threads of the last samples, and the number of windows until they are sampled again.
@@ -146,11 +147,11 @@ impl ProbePlanner {
             let is_first = entry_count.is_none_or(|entries| entries <= limits.trace_entries);
             task_probe.is_answered |= is_answered(view, &task_probe.request.0);
             task_probe.is_over |= !is_awaited(view, &task_probe.request) || has_curve && is_first;
-            if let (phase, Some(kind)) = current_phase(view, *task)
-                && (task_probe.is_answered, task_probe.phase, entry_count)
-                    == (true, phase, Some(limits.trace_entries))
+            let phase = current_phase(view, *task);
+            if (task_probe.is_answered, task_probe.phase, entry_count)
+                == (true, phase.0, Some(limits.trace_entries))
             {
-                self.first_traces.insert((*task, kind));
+                self.first_traces.insert((*task, phase_key(phase)));
             }
         }
         if let Some(probe) = self.request_rows(view, sites, limits, now_ns) {
@@ -292,6 +293,7 @@ impl ProbePlanner {
         let mut stopped_sites: Vec<Option<usize>> = Vec::new();
         for sample in view.movable_tasks() {
             let (phase, kind) = current_phase(view, sample.task);
+            let traced_phase = (sample.task, phase_key((phase, kind)));
             let has_run = sample.has_run();
             let current_site = cpu_sites.site_of_task(sample);
             let previous_probe = self.probes_by_task.get(&sample.task);
@@ -307,15 +309,7 @@ impl ProbePlanner {
             } else {
                 !stopped_sites.contains(&current_site)
             };
-            let is_answer_short = |request: &TaskProbe| {
-                let is_full_length =
-                    trace_entries_of(&request.request.0) == Some(limits.trace_entries);
-                request.is_answered && request.phase == phase && is_full_length
-            };
-            let is_kind_short =
-                kind.is_some_and(|kind| self.first_traces.contains(&(sample.task, kind)));
-            let is_short =
-                can_trace && (is_kind_short || previous_probe.is_some_and(is_answer_short));
+            let is_short = can_trace && self.first_traces.contains(&traced_phase);
             let waits_for_memory = || {
                 memory_stall_share(speeds, sample.task).is_none_or(|share| share >= limits.min_gain)
             };
@@ -362,8 +356,7 @@ impl ProbePlanner {
                     is_over: false,
                     is_answered: false,
                 };
-                self.first_traces
-                    .retain(|trace| Some(*trace) != kind.map(|kind| (sample.task, kind)));
+                self.first_traces.remove(&traced_phase);
                 self.probes_by_task.insert(sample.task, task_probe);
             }
             stopped_sites.push(current_site);

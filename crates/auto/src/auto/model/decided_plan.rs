@@ -19,18 +19,6 @@ impl DecidedPlan {
         plan.affinity = previous_plan.affinity.clone();
         plan.affinity
             .retain(|task, cpus| movable_tasks.contains(task) && cpus.intersects(&online));
-        let tasks: BTreeSet<TaskId> = view
-            .observation
-            .tasks
-            .iter()
-            .map(|sample| sample.task)
-            .collect();
-        let processes: BTreeSet<ProcessId> = view
-            .observation
-            .tasks
-            .iter()
-            .map(|sample| sample.process)
-            .collect();
         for schedule in &previous_plan.gangs {
             let mut schedule = schedule.clone();
             for gang in &mut schedule.gangs {
@@ -55,11 +43,13 @@ impl DecidedPlan {
             view.live_tasks()
                 .map(|sample| (sample.task, allowed_cpus(sample))),
         );
+        let samples = &view.observation.tasks;
+        let processes: BTreeSet<ProcessId> = samples.iter().map(|sample| sample.process).collect();
         for share in &previous_plan.shares {
             let mut share = share.clone();
             share.members.retain(|member| match member {
                 ShareMember::Process(process) => processes.contains(process),
-                ShareMember::Task(task) => tasks.contains(task),
+                ShareMember::Task(task) => samples.iter().any(|sample| sample.task == *task),
             });
             if !share.members.is_empty() {
                 plan.shares.push(share);

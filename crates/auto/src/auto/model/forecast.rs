@@ -10,21 +10,20 @@ use cachemate_core::{Estimate, Forecast, ForecastModel, TaskForecast, TaskId};
 use super::layout::SiteLayout;
 use super::problem::PlanningProblem;
 use super::program_model::ProgramModel;
-use super::score::{ForecastSpeed, forecast_speeds};
-use super::score_cache::ScoreCache;
+use super::score::ForecastSpeed;
 
 /// Relative error of a miss's cost, which is the accuracy of stall counters (docs/simulators/interval.md has the
 /// model's own errors).
 const COST_ERROR: f64 = 0.1;
 
-/// Forecasts every task under a layout. `references_per_instr` returns accesses to the last level per instruction.
+/// Forecasts every task under a layout from its speeds. `references_per_instr` returns accesses to the last level per
+/// instruction.
 pub fn forecast(
     problem: &PlanningProblem,
     layout: &SiteLayout,
-    score_cache: &ScoreCache,
+    speeds: &[Option<ForecastSpeed>],
     references_per_instr: impl Fn(TaskId) -> Option<f64>,
 ) -> Forecast {
-    let speeds = forecast_speeds(problem, layout, score_cache);
     let mut forecast = Forecast {
         model: ForecastModel::Policy,
         ..Forecast::default()
@@ -110,6 +109,8 @@ fn spanning_estimate(values: [f64; 3]) -> Option<Estimate> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::score::forecast_speeds;
+    use super::super::score_cache::ScoreCache;
     use super::super::score_cache::tests::{site_fixture, task_fixture};
     use super::*;
     use cachemate_core::CacheId;
@@ -128,7 +129,8 @@ mod tests {
     fn forecast_with_references(problem: &PlanningProblem, references: Option<f64>) -> Forecast {
         let layout =
             SiteLayout::without_partitions(problem, vec![Some(0); problem.tasks.len()], true);
-        forecast(problem, &layout, &ScoreCache::default(), |_| references)
+        let speeds = forecast_speeds(problem, &layout, &ScoreCache::default());
+        forecast(problem, &layout, &speeds, |_| references)
     }
 
     /// Is a single task forecast at its solo speed, and a task with co-runners slower, within its interval?

@@ -1,5 +1,7 @@
 //! The caches of a machine, as the places between which tasks move.
 
+use std::cmp::Reverse;
+
 use cachemate_core::{CacheId, CpuSet, PartitionSupport, TaskSample, View};
 
 /// A last-level cache with its online CPUs.
@@ -92,22 +94,15 @@ impl CpuSites {
 
     /// Returns the site on which a task spent most of its time; ties go to the first site.
     pub fn site_of_task(&self, task: &TaskSample) -> Option<usize> {
-        let mut site_times: Vec<(usize, u64)> = Vec::with_capacity(task.on_cpu_ns.len());
-        for (cpu, ns) in task.on_cpu_ns.iter().filter(|(_, ns)| *ns > 0) {
-            let Some(site) = self.site_of_cpu(cpu.0) else {
-                continue;
-            };
-            match site_times
-                .iter_mut()
-                .find(|(known_site, _)| *known_site == site)
-            {
-                Some((_, sum)) => *sum += ns,
-                None => site_times.push((site, *ns)),
-            }
-        }
-        let longest_residency = site_times
-            .into_iter()
-            .reduce(|a, b| if (b.1, a.0) > (a.1, b.0) { b } else { a })?;
-        Some(longest_residency.0)
+        let runs = || {
+            let runs = task.on_cpu_ns.iter().filter(|(_, ns)| *ns > 0);
+            runs.filter_map(|(cpu, ns)| Some((self.site_of_cpu(cpu.0)?, *ns)))
+        };
+        let time_on = |site: usize| -> u64 {
+            let runs = runs().filter(|(other, _)| *other == site);
+            runs.map(|(_, ns)| ns).sum()
+        };
+        let sites = runs().map(|(site, _)| site);
+        sites.max_by_key(|&site| (time_on(site), Reverse(site)))
     }
 }

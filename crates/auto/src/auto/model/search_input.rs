@@ -23,22 +23,15 @@ use crate::auto::evidence::{PATIENCE_WINDOWS, TaskEvidence, co_runners, phases::
 /// Tasks, their phases, and whether their curves are known.
 pub type TaskStamp = Vec<(TaskId, u32, bool)>;
 
-/// Reusable results; see the module's documentation.
-pub struct ModeledProblem {
-    pub problem: PlanningProblem,
-    pub score_cache: ScoreCache,
-    pub stamp: TaskStamp,
-    /// Window of the last full search.
-    pub full_search_window: u64,
-}
-
-/// A planning problem, with the newcomers if only they are placed.
+/// A planning problem with its stored scores, as one search leaves it to the next.
 pub struct SearchInput {
     pub problem: PlanningProblem,
     /// The same problem if curves lie as low as their errors allow; `None` if no partitions are explored.
     pub optimistic: Option<Box<PlanningProblem>>,
     pub score_cache: ScoreCache,
+    /// The newcomers, if only they are placed.
     pub newcomers: Option<Vec<usize>>,
+    stamp: TaskStamp,
     /// Window of the last full search, which may be this one.
     full_search_window: u64,
 }
@@ -47,7 +40,7 @@ pub struct SearchInput {
 #[derive(Default)]
 pub struct SearchHistory {
     last_search: Option<(TaskStamp, u64)>,
-    pub last_results: Option<ModeledProblem>,
+    pub last_results: Option<SearchInput>,
     /// Whether a phase has changed since the last search.
     pub awaits_new_phase: bool,
 }
@@ -64,7 +57,7 @@ const MAX_SURVEY_WINDOWS: u64 = 3 * PATIENCE_WINDOWS;
 /// Number of windows for which models are reused.
 const MAX_MODEL_AGE_WINDOWS: u64 = 2 * SEARCH_INTERVAL_WINDOWS;
 
-impl ModeledProblem {
+impl SearchInput {
     /// Returns the tasks that have arrived since, if nothing else has changed.
     fn newcomers_since(
         &self,
@@ -157,24 +150,12 @@ impl SearchHistory {
     /// Stores the results that the next search can reuse. After a brief search, the full search comes at its usual
     /// time.
     pub fn store_results(&mut self, input: SearchInput) {
-        let SearchInput {
-            problem,
-            score_cache,
-            full_search_window,
-            ..
-        } = input;
-        let stamp = self
-            .last_search
-            .as_ref()
-            .map_or_else(Vec::new, |(stamp, _)| stamp.clone());
         if let Some((_, search_window)) = &mut self.last_search {
-            *search_window = full_search_window;
+            *search_window = input.full_search_window;
         }
-        self.last_results = Some(ModeledProblem {
-            problem,
-            score_cache,
-            stamp,
-            full_search_window,
+        self.last_results = Some(SearchInput {
+            optimistic: None,
+            ..input
         });
     }
 
@@ -216,25 +197,23 @@ impl SearchHistory {
         evidence: &mut TaskEvidence,
         uses_counts: bool,
     ) -> Option<SearchInput> {
-        let last_cache = self.last_results.take();
-        let stamp = self.last_search.as_ref().map(|(stamp, _)| stamp);
-        let newcomers = last_cache
+        let (stamp, _) = self.last_search.as_ref()?;
+        let last_results = self.last_results.take();
+        let newcomers = last_results
             .as_ref()
-            .zip(stamp)
-            .and_then(|(previous_cache, stamp)| {
-                previous_cache.newcomers_since(view, stamp, &evidence.speeds)
-            });
+            .and_then(|last_results| last_results.newcomers_since(view, stamp, &evidence.speeds));
         let mut input_builder = InputBuilder {
             view,
             current_plan,
             evidence,
             uses_counts,
+            stamp: stamp.clone(),
         };
-        match (last_cache, newcomers) {
-            (Some(previous_cache), Some(newcomers)) => {
-                input_builder.with_newcomers(previous_cache, &newcomers)
+        match (last_results, newcomers) {
+            (Some(last_results), Some(newcomers)) => {
+                input_builder.with_newcomers(last_results, &newcomers)
             }
-            (previous_cache, _) => input_builder.rebuild(previous_cache),
+            (last_results, _) => input_builder.rebuild(last_results),
         }
     }
 }
@@ -246,6 +225,7 @@ struct InputBuilder<'a, 'v> {
     evidence: &'a mut TaskEvidence,
     /// Whether misses and rates that are counted under the plan in force are used.
     uses_counts: bool,
+    stamp: TaskStamp,
 }
 
 impl InputBuilder<'_, '_> {
@@ -254,7 +234,7 @@ impl InputBuilder<'_, '_> {
             speeds: &self.evidence.speeds,
             clusters: &self.evidence.probe_planner.clusters,
             default_sites: &self.evidence.default_sites,
-            split_tasks: &self.evidence.split_processes,
+            split_tasks: &self.evidence.split_tasks,
             curves: &self.evidence.curves,
         }
     }
@@ -366,7 +346,7 @@ impl InputBuilder<'_, '_> {
         }
     }
 
-    fn rebuild(&mut self, last_cache: Option<ModeledProblem>) -> Option<SearchInput> {
+    fn rebuild(&mut self, last_results: Option<SearchInput>) -> Option<SearchInput> {
         let mut problem = PlanningProblem::new(self.view, &self.prior_observations(), |_| None)?;
         self.drop_contradicted_curves(&mut problem);
         self.close_unknown_sites(&mut problem);
@@ -382,9 +362,9 @@ impl InputBuilder<'_, '_> {
                 Box::new(optimistic)
             });
         self.match_counts(&mut problem, &current_layout);
-        let (previous_problem, score_cache) = last_cache
-            .map_or((None, ScoreCache::default()), |previous_cache| {
-                (Some(previous_cache.problem), previous_cache.score_cache)
+        let (previous_problem, score_cache) = last_results
+            .map_or((None, ScoreCache::default()), |results| {
+                (Some(results.problem), results.score_cache)
             });
         let previous_positions = previous_problem
             .as_ref()
@@ -401,18 +381,19 @@ impl InputBuilder<'_, '_> {
             optimistic,
             score_cache,
             newcomers: None,
+            stamp: std::mem::take(&mut self.stamp),
             full_search_window: self.view.observation.window,
         })
     }
 
     fn with_newcomers(
         &mut self,
-        last_cache: ModeledProblem,
+        last_results: SearchInput,
         new_tasks: &BTreeSet<TaskId>,
     ) -> Option<SearchInput> {
-        let full_search_window = last_cache.full_search_window;
-        let previous_positions = last_cache.problem.index_by_task();
-        let mut previous_models: BTreeMap<TaskId, Option<ProgramModel>> = last_cache
+        let full_search_window = last_results.full_search_window;
+        let previous_positions = last_results.problem.index_by_task();
+        let mut previous_models: BTreeMap<TaskId, Option<ProgramModel>> = last_results
             .problem
             .tasks
             .into_iter()
@@ -433,7 +414,7 @@ impl InputBuilder<'_, '_> {
                 .copied()
                 .filter(|_| !is_new(at))
         };
-        let score_cache = last_cache
+        let score_cache = last_results
             .score_cache
             .carry_over(&problem, unchanged_position);
         Some(SearchInput {
@@ -441,6 +422,7 @@ impl InputBuilder<'_, '_> {
             optimistic: None,
             score_cache,
             newcomers: Some(newcomers),
+            stamp: std::mem::take(&mut self.stamp),
             full_search_window,
         })
     }

@@ -349,7 +349,7 @@ pub(crate) fn policy_config(config: &ManageConfig) -> PolicyConfig {
         let mut with_window = parameters.clone();
         with_window.insert("window_ns".to_string(), window_ns.into());
         let with_window = with_window.to_string();
-        if policies::build(&name, &with_window, config.seed).is_ok() {
+        if POLICIES.build(&name, &with_window, config.seed).is_ok() {
             return PolicyConfig {
                 name,
                 parameters: with_window,

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 
 use cachemate_core::{
-    BatchEnd, CpuId, FAR_DEPENDENCE, MachineSpec, ReplacementPolicy, SampledAccess, StreamSample,
+    BatchEnd, CoreSamples, CpuId, FAR_DEPENDENCE, MachineSpec, ReplacementPolicy, SampledAccess,
+    StreamSample,
 };
 use cachemate_forecast::walked::walk_sample;
 use cachemate_forecast::{TimedProgram, forecast_together};

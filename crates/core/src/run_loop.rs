@@ -24,7 +24,7 @@ use crate::{
 /// The error of the last forecast for a task: the task, the forecast, and the measured value.
 pub type ForecastError = (TaskId, Estimate, f64);
 
-/// One window of the loop. A replay decides again from the observation; the other fields verify the replay.
+/// One window of the loop. A replay decides again from the observation and the CPUs online; the other fields verify it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct WindowRecord {
     /// The observation of the window.
@@ -32,7 +32,7 @@ pub struct WindowRecord {
     /// The decision that followed it, with its reasons.
     pub decision: Decision,
     /// The forecast under the plan, from the policy's model or the reference predictor; it is compared with the next
-    /// window only as far as the plan is in force there.
+    /// window whatever the machine refused, unless CPUs, pauses or probes changed that window.
     pub forecast: Forecast,
     /// The state in force that the machine reported after it applied the plan.
     pub applied: crate::AppliedPlan,
@@ -46,7 +46,7 @@ pub struct WindowRecord {
     pub online: Option<CpuSet>,
 }
 
-/// First line of a recording: everything except the records that a replay needs.
+/// First line of a recording: what a replay needs besides the records.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RunHeader {
     /// Format of the log.
@@ -93,7 +93,7 @@ pub struct ControlLoop<M, P> {
     pub policy_name: String,
     measured_profiles: Profiles,
     recalled_profiles: Option<Profiles>,
-    /// Plan in force since the last step.
+    /// The plan that was decided last; the machine may have refused parts of it.
     pub plan: Plan,
     /// The forecast for the plan in force; empty before the first step.
     pub forecast: Forecast,

@@ -28,7 +28,7 @@ pub struct ManageConfig {
     pub policy: Option<PolicyChoice>,
     /// Seed of the policy's random choices.
     pub seed: u64,
-    /// Minimum length of a window; a policy may request longer ones.
+    /// Length of a window, unless the policy's parameters have `window_ns`; `None` for the policy's own.
     pub window_ms: Option<u64>,
     /// Directory of the restore journal.
     pub state_dir: Option<PathBuf>,
@@ -71,7 +71,7 @@ pub enum ManageMode {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RollbackSection {
-    /// If false, every decision stays in force.
+    /// If false, only changes that the policy itself proposes for verification are undone.
     pub enabled: bool,
     /// Windows that are measured before and after a decision.
     pub trial_windows: u32,

@@ -7,7 +7,7 @@
 //! the promises have had a fifth to spare for ten windows, the program that was parked last is released.
 //!
 //! Properties: two counters, no model. A program is never stopped, whereas Caladan takes all cores from one if it
-//! must, so that a single aggressor keeps its bandwidth here. Without promises, nothing changes.
+//! must, so that a single aggressor keeps its bandwidth here. Without promises, nothing changes, and what is parked runs again.
 
 use cachemate_core::{
     CounterEvent, CpuSet, Decision, Plan, Policy, ProcessId, Reason, TaskSample, View, WindowLength,
@@ -80,6 +80,9 @@ impl Policy for Caladan {
             }
         }
 
+        if !processes.iter().any(CacheProcess::is_promised) {
+            self.parked.clear();
+        }
         let is_calm = worst_of_all.is_some_and(|worst| worst > self.parameters.spare_from);
         self.calm_windows = if is_calm { self.calm_windows + 1 } else { 0 };
         if self.calm_windows >= self.parameters.calm_windows
@@ -188,8 +191,9 @@ mod tests {
     use super::*;
 
     /// Runs a service that may be 10 % slower than alone beside two programs that move 5 and 50 bytes. Returns the CPUs
-    /// of these two after each window; `slowdown` is that of the service with so many of them parked.
-    fn run(windows: u64, slowdown: fn(usize) -> f64) -> Vec<Vec<String>> {
+    /// of these two after each window; `slowdown` is that of the service with so many of them parked. The service exits
+    /// before window `exit`.
+    fn run(windows: u64, exit: u64, slowdown: fn(usize) -> f64) -> Vec<Vec<String>> {
         let topology = last_level_caches(1, 4, CacheLevel::L3, 16 << 20);
         let mut fixture = ViewFixture::new(topology, capabilities_fixture(&[]), 0);
         let solo = RateFacts {
@@ -221,7 +225,8 @@ mod tests {
                 }),
                 ..TaskSample::new(TaskId(index), ProcessId(index))
             };
-            fixture.observation = observation_of(window, 10_000_000, (0..3).map(task));
+            let first_task = u32::from(window >= exit);
+            fixture.observation = observation_of(window, 10_000_000, (first_task..3).map(task));
             let plan = fixture.decide(policy.as_mut(), &NullPredictor).plan;
             parked = plan.affinity.len();
             let describe = |(task, cpus): (&TaskId, &CpuSet)| format!("{}: {cpus}", task.0);
@@ -234,11 +239,19 @@ mod tests {
     /// released when all is calm?
     #[test]
     fn the_largest_user_of_bandwidth_is_parked_first() {
-        let states = run(3, |parked| if parked >= 2 { 0.09 } else { 0.3 });
+        let states = run(3, 3, |parked| if parked >= 2 { 0.09 } else { 0.3 });
         assert_eq!(states[0], ["2: 3"]);
         assert_eq!(states[1], ["1: 3", "2: 3"]);
         assert_eq!(states[2], states[1]);
-        let calm = run(5, |parked| if parked == 0 { 0.3 } else { 0.01 });
+        let calm = run(5, 5, |parked| if parked == 0 { 0.3 } else { 0.01 });
         assert_eq!(calm[3], [] as [&str; 0], "{calm:?}");
+    }
+
+    /// Does a parked program run again when the program with the promise has ended?
+    #[test]
+    fn nothing_stays_parked_for_a_promise_that_has_ended() {
+        let states = run(3, 2, |_| 0.3);
+        assert!(!states[1].is_empty());
+        assert_eq!(states[2], [] as [&str; 0], "{states:?}");
     }
 }

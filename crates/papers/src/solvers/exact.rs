@@ -2,8 +2,8 @@
 //!
 //! Each cache gets a *set* of programs. The rest of the problem depends only on the remaining set, so each set is
 //! solved once instead of once per path that leads to it. That takes at most 3^n steps per cache instead of the n!
-//! leaves of a search tree, whatever the costs. Among caches of one shape, the first unassigned program goes to the
-//! next cache, so symmetric choices are never made.
+//! leaves of a search tree, whatever the costs. If all caches are equal, the first unassigned program goes to the next
+//! cache, so symmetric choices are never made; with mixed shapes they are.
 //!
 //! Branch and bound would be as exact, but it is fast only with tight bounds. With co-runners of similar cost, which is
 //! the usual case, it visits most leaves: 16!/(4!^4 4!) = 2.6 million seatings on four caches of four. With idle CPUs

@@ -470,9 +470,9 @@ mod tests {
         let score_cache = ScoreCache::new(problem);
         let mut search = PlanSearch::with_effort(problem, &score_cache, allowed, 2_000);
         let plans = search.find_candidates(&BTreeMap::new(), None);
-        let judge = search.comparator;
+        let comparator = search.comparator;
         let better_plan = |a: usize, b: usize| {
-            if judge.score_key(plans[b].score) > judge.score_key(plans[a].score) {
+            if comparator.score_key(plans[b].score) > comparator.score_key(plans[a].score) {
                 b
             } else {
                 a

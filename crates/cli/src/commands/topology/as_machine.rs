@@ -40,6 +40,8 @@ const ASSUMED_OVERLAP: u32 = 24;
 const OWNED_BY_OTHERS_SHARE: f64 = 0.5;
 /// Of Zen 4 (13) to Golden Cove (17) by their optimization guides, and what decoding adds.
 const ASSUMED_MISPREDICT_CYCLES: u32 = 17;
+/// Lines that a prefetcher runs ahead at most: half a page.
+const MAX_PREFETCH_DEGREE: f64 = 32.0;
 /// Share of the latency that prefetchers must hide for a stride to count as detected.
 const DETECTED_SHARE: f64 = 0.5;
 
@@ -504,8 +506,17 @@ fn memory_bandwidth(host: &HostCalibration, streaming_cores: u32, package_cores:
     high
 }
 
-/// Returns a prefetcher that detects the strides that the host's prefetchers hide.
+/// Returns a prefetcher that detects the strides that the host's prefetchers hide. It runs ahead by the lines that are on
+/// their way while a dependent stream takes the time that was measured (Little's law).
 fn measured_prefetchers(host: &HostCalibration, last_level: CacheLevel) -> Vec<PrefetcherSpec> {
+    let stream_ns = host
+        .strides
+        .iter()
+        .find(|stride| stride.lines == 1)
+        .map_or(host.memory_ns.value, |stride| stride.ns.value);
+    let degree = (host.memory_ns.value / stream_ns)
+        .round()
+        .clamp(1.0, MAX_PREFETCH_DEGREE) as u32;
     let hides = |lines: u32| {
         host.strides
             .iter()
@@ -520,12 +531,12 @@ fn measured_prefetchers(host: &HostCalibration, last_level: CacheLevel) -> Vec<P
         (_, true) => vec![PrefetcherSpec::Stride {
             level,
             streams: 32,
-            degree: 4,
+            degree,
         }],
         (true, false) => vec![PrefetcherSpec::NextLine {
             level,
             streams: 32,
-            degree: 4,
+            degree,
         }],
         (false, false) => Vec::new(),
     }

@@ -75,7 +75,7 @@ pub struct PendingItem {
 /// A share of a cache that is in force.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ActiveShare {
-    /// The share in force, which may be smaller than the planned one.
+    /// The share in force, which may be smaller or larger than the planned one.
     pub share: CacheShare,
     /// Share of the members' resident pages in allowed colors.
     pub pages_in_share: Option<f64>,

@@ -478,7 +478,8 @@ impl WindowLoop<'_> {
             } else {
                 None
             };
-            // Nothing after this can fail, so the rules and the policy are replaced together or not at all.
+            // The last step that can fail: it keeps the old rules and policy, but a change to `observe` may already have
+            // restored the host.
             let restored_objects = control_loop.machine.set_rules(
                 host::manage_rules(&config.rules),
                 config.cpusets.clone(),

@@ -1,9 +1,9 @@
-//! The daemon's control socket: one request per connection, one JSON object in reply.
+//! The daemon's control socket: one request per connection. `status` and `reload` get one JSON object in reply.
 //!
-//! A third request, `progress`, comes from programs that report their work: the reply carries the descriptor of memory for
-//! the process that asks ([`cachemate_linux::sense::progress`]).
+//! `progress` comes from programs that report their work, and any user may send it: the reply carries the descriptor of
+//! memory for the process that asks ([`cachemate_linux::sense::progress`]).
 //!
-//! The kernel identifies the client (`SO_PEERCRED`). The socket answers root, the daemon's own user, and the users that
+//! The kernel identifies the client (`SO_PEERCRED`). Otherwise the socket answers root, the daemon's own user, and the users that
 //! the configuration allows. Only root and the daemon's own user may request `reload`. Owners, allowed users and all
 //! other users have separate sets of connections; in a full set, the user with the most of them loses the oldest. Root
 //! and the daemon's user have a second socket, so that other users cannot keep them from getting an answer.

@@ -10,8 +10,8 @@
 //! exited meanwhile, so the kernel answers `ESRCH`: these items are refused, and the changes that
 //! depend on none of them go on. What is in force is read back from the kernel and never assumed.
 //!
-//! Unless the configuration sets `act`, the machine only observes, and `apply` refuses every line
-//! of the plan with [`OBSERVE_ONLY_REASON`].
+//! Unless the configuration sets `act`, the machine only observes, and `apply` refuses each line of
+//! the plan that would change something with [`OBSERVE_ONLY_REASON`].
 
 mod apply;
 mod lifecycle;
@@ -93,7 +93,7 @@ pub struct LiveOptions {
     pub first_window: Duration,
     /// Maximum share of the time for probes.
     pub probe_share: f64,
-    /// Reports of programs their work.
+    /// Programs' reports of their work.
     pub progress: ProgressReports,
     /// The resctrl file system, which partitions caches by ways and counts occupancy and traffic; `None` if it is not
     /// mounted.
@@ -383,7 +383,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         for task in &new_threads {
             let cpu_use = task.usage.ran_ns.zip(task.usage.slices);
             let cpu_use = cpu_use.map(|(ran_ns, switches)| CpuUse { switches, ran_ns });
-            // A clock tick lasts 10 ms.
+            // The kernel counts this in 100 ticks a second (`USER_HZ`).
             let age = self.observation_ticks[2].map(|now| {
                 Duration::from_millis(10 * now.saturating_sub(task.thread.start_ticks))
                     .max(self.window)

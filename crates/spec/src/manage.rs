@@ -145,7 +145,7 @@ pub struct RuleConfig {
     pub action: RuleAction,
     /// Relative weight of its slowdown.
     pub priority: Option<f64>,
-    /// Maximum slowdown relative to running alone: `0.05` or `"5%"`; a number greater than 1 needs its unit.
+    /// Maximum slowdown relative to running alone: `0.05` or `"5%"`; a number of 1 or more needs its unit.
     #[serde(deserialize_with = "crate::goals::max_slowdown")]
     pub max_slowdown: Option<f64>,
     /// Who else may promise a limit: nobody by default.

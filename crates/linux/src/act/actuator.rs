@@ -48,7 +48,7 @@ pub struct GuardianCommand {
     pub args: Vec<String>,
 }
 
-/// The only component that changes the host.
+/// The component that journals and changes the host; what runs gangs and probes writes only what it has journaled.
 #[derive(Default, Debug)]
 pub struct Actuator {
     state_dir: PathBuf,

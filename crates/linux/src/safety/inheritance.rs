@@ -5,8 +5,8 @@
 //! Method: a process is an heir of every ancestor, present or recorded ([`Kernel::recorded_ancestry`]). Where the record
 //! does not reach back to the journal's beginning, a process younger than the journal whose parents have ended is an heir
 //! of the programs in whose session, process group or control groups it is. An heir is only corrected if it has exactly a
-//! state that we set. Properties: `SCHED_RESET_ON_FORK` cannot replace this, because the kernel resets real-time classes
-//! only, and an idle task's child is an idle task; a process with a living parent that is no heir is no heir either.
+//! state that we set. Properties: `SCHED_RESET_ON_FORK` cannot replace this, because the kernel resets real-time and
+//! deadline policies and negative nice values, and an idle task's child is an idle task; a process with a living parent that is no heir is no heir either.
 
 use std::collections::BTreeMap;
 use std::io;

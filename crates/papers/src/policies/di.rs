@@ -94,7 +94,8 @@ fn tasks_per_cache(view: &View<'_>) -> u32 {
         .min(max_cpu_count) as u32
 }
 
-/// Returns the first last-level cache of known size; on known machines, all caches of a level are alike.
+/// Returns the first last-level cache of known size. Where last-level caches differ (hybrid processors, stacked cache on
+/// one of two dies), rates are of this one.
 fn first_sized_cache(topology: &Topology) -> Option<SharedCache> {
     let cache = topology
         .caches

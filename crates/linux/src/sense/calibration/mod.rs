@@ -256,7 +256,7 @@ impl Sampler {
         }
     }
 
-    /// Runs a loop; returns the time of a unit in ns, `None` if the thread was kept from running.
+    /// Runs a loop; returns the time of a unit in ns, and whether the thread ran all the time.
     fn time(&mut self, timed_loop: TimedLoop, units: u64) -> (f64, bool) {
         let (start, cpu_start) = (Instant::now(), thread_time_ns());
         self.run(timed_loop, units);

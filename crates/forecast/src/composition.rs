@@ -320,7 +320,8 @@ fn solve_draw(
             own_draw,
             space_factor,
         )?;
-        rates[index][0] = alone[0][3] / rates[index][3] - 1.0;
+        // Both against the speed with the whole cache, so that other shares of the phases change nothing.
+        rates[index][0] = (1.0 + rates[index][0]) / (1.0 + alone[0][0]) - 1.0;
     }
     Ok(rates)
 }

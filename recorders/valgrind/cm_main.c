@@ -313,19 +313,21 @@ static UInt left_at[WINDOWS][LARGEST_WINDOW];
 
 /* The last stores of the sample by word. */
 #define STORED_WORDS 4096u
-static struct {
+typedef struct {
    ULong word;
    ULong sample;
    Cycles known;
    UInt load_behind;
-} stored[STORED_WORDS];
+} Stored;
+static Stored stored[STORED_WORDS];
 /* The last misses of the sample by line: who reads on in a line waits for it. */
 #define FETCHED_LINES 1024u
-static struct {
+typedef struct {
    ULong line;
    ULong sample;
    UInt load;
-} fetched[FETCHED_LINES];
+} Fetched;
+static Fetched fetched[FETCHED_LINES];
 static ULong sample_number;
 
 /* Of whole samples since the last chunk. */
@@ -434,19 +436,18 @@ static void wait_for(Cycles *cycles, const Cycles *other)
 static UInt number_load(UInt place)
 {
    ULong line = touched[place].address >> l1_line_bits;
-   if (!touched[place].missed) {
-      Bool is_fetched = fetched[line % FETCHED_LINES].line == line && fetched[line % FETCHED_LINES].sample == sample_number;
-      return is_fetched ? fetched[line % FETCHED_LINES].load : 0;
-   }
+   Fetched *last = &fetched[line % FETCHED_LINES];
+   if (!touched[place].missed)
+      return last->line == line && last->sample == sample_number ? last->load : 0;
    if (load_count == 2 * SAMPLE_INSTRUCTIONS)
       return 0;
    UShort site = touched[place].site;
    load_site[++load_count] = sampled >= SAMPLE_WARM_UP ? site : 0;
    if (sampled >= SAMPLE_WARM_UP)
       branch_loads[site].loads++;
-   fetched[line % FETCHED_LINES].line = line;
-   fetched[line % FETCHED_LINES].sample = sample_number;
-   fetched[line % FETCHED_LINES].load = load_count;
+   last->line = line;
+   last->sample = sample_number;
+   last->load = load_count;
    return load_count;
 }
 
@@ -469,20 +470,21 @@ static void take_step(const Step *step)
    }
    Addr address = step->place < MAX_PIECE_ACCESSES ? touched[step->place].address : 0;
    ULong word = address >> 3;
+   Stored *last = &stored[word % STORED_WORDS];
    if (step->kind == STORES) {
       if (address) {
-         stored[word % STORED_WORDS].word = word;
-         stored[word % STORED_WORDS].sample = sample_number;
-         stored[word % STORED_WORDS].known = cycles;
-         stored[word % STORED_WORDS].load_behind = behind;
+         last->word = word;
+         last->sample = sample_number;
+         last->known = cycles;
+         last->load_behind = behind;
       }
       wait_for(&done, &cycles);
       return;
    }
    if (step->kind == LOADS && address) {
-      if (stored[word % STORED_WORDS].word == word && stored[word % STORED_WORDS].sample == sample_number) {
-         wait_for(&cycles, &stored[word % STORED_WORDS].known);
-         behind = later_of(behind, stored[word % STORED_WORDS].load_behind);
+      if (last->word == word && last->sample == sample_number) {
+         wait_for(&cycles, &last->known);
+         behind = later_of(behind, last->load_behind);
       }
       behind = later_of(behind, number_load(step->place));
    }

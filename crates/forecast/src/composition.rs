@@ -101,7 +101,7 @@ pub fn forecast_alone(
     program: &TimedProgram,
 ) -> ForecastResult<SoloForecast> {
     let runs: Vec<RunRates> = (0..program.timed_draws.len())
-        .map(|draw| Ok(solve_draw(machine, &[program], &[0], draw, 1.0)?[0]))
+        .map(|draw| Ok(solve_draw(machine, &[program], &[0], draw)?[0]))
         .collect::<ForecastResult<_>>()?;
     let median_of =
         |value: fn(&RunRates) -> f64| median_of_draws(&runs.iter().map(value).collect::<Vec<_>>());
@@ -127,25 +127,16 @@ pub fn forecast_placed(
         .max()
         .unwrap_or(1);
     let runs_by_draw: Vec<Vec<RunRates>> = (0..draw_count)
-        .map(|draw| solve_draw(machine, programs, cpus, draw, 1.0))
+        .map(|draw| solve_draw(machine, programs, cpus, draw))
         .collect::<Result<_, _>>()?;
     let space_deviation = machine
         .last_level_cache()
         .map_or(0.0, set_means::space_deviation);
-    let crowded_run = solve_draw(
-        machine,
-        programs,
-        cpus,
-        draw_count / 2,
-        1.0 + space_deviation,
-    )?;
-    let spacious_run = solve_draw(
-        machine,
-        programs,
-        cpus,
-        draw_count / 2,
-        1.0 / (1.0 + space_deviation),
-    )?;
+    // Only their speeds count, not their slowdowns.
+    let run_in_space =
+        |factor: f64| solve_with_cache(machine, programs, cpus, draw_count / 2, factor);
+    let crowded_run = run_in_space(1.0 + space_deviation)?;
+    let spacious_run = run_in_space(1.0 / (1.0 + space_deviation))?;
     // Alone, the program has the speed of its profile, however much space it needs.
     let slowdown_change = |index: usize, run: &[RunRates]| {
         let median_member = &runs_by_draw[draw_count / 2][index];
@@ -289,7 +280,7 @@ fn share_last_level(machine: &mut MachineSpec, cores: u32) {
         .for_each(|cache| cache.shared_by_cores = cores);
 }
 
-/// Returns the rates of each program, for one draw, if each needs `space_factor` times the space for the same misses.
+/// Returns the rates of each program, for one draw.
 ///
 /// Where other systems fill the cache, a program alone does not find the whole of it either, so that its slowdown is against
 /// a run of its own.
@@ -298,9 +289,8 @@ fn solve_draw(
     programs: &[&TimedProgram],
     cpus: &[u32],
     draw_index: usize,
-    space_factor: f64,
 ) -> ForecastResult<Vec<RunRates>> {
-    let mut rates = solve_with_cache(machine, programs, cpus, draw_index, space_factor)?;
+    let mut rates = solve_with_cache(machine, programs, cpus, draw_index, 1.0)?;
     let is_pooled = machine
         .last_level_cache()
         .is_some_and(|cache| cache.pool_bytes.is_some());
@@ -313,13 +303,7 @@ fn solve_draw(
     }
     for (index, program) in programs.iter().enumerate() {
         let own_draw = draw_of_member(draw_index, index);
-        let alone = solve_with_cache(
-            machine,
-            &[program],
-            &cpus[index..=index],
-            own_draw,
-            space_factor,
-        )?;
+        let alone = solve_with_cache(machine, &[program], &cpus[index..=index], own_draw, 1.0)?;
         // Both against the speed with the whole cache, so that other shares of the phases change nothing.
         rates[index][0] = (1.0 + rates[index][0]) / (1.0 + alone[0][0]) - 1.0;
     }
@@ -331,6 +315,7 @@ fn draw_of_member(draw_index: usize, index: usize) -> usize {
     draw_index + index * (draw_index + 1)
 }
 
+/// Runs programs together on the interval machine, each of which needs `space_factor` times the space for the same misses.
 fn solve_with_cache(
     machine: &MachineSpec,
     programs: &[&TimedProgram],

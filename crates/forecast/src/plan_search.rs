@@ -4,8 +4,8 @@
 //! own core, and either exclusive units of its cache or the shared rest. From the packed plan and several random
 //! starts, the search moves or exchanges jobs and changes partitions. It keeps a change that reduces the shortfall from
 //! the promises or, at equal shortfall, raises the mean speed. Properties: the search does not use any policy's model,
-//! and the same seed gives the same plan, and no plan is simulated twice. Turns and CPU shares are not searched, so another plan may keep a promise
-//! that no found plan keeps.
+//! the same seed gives the same plan, and no plan is simulated twice. Turns and CPU shares are not searched, so another
+//! plan may keep a promise that no found plan keeps.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

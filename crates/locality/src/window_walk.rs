@@ -206,18 +206,19 @@ impl WalkMachine {
 
     /// Returns the instructions per cycle between two misses.
     fn instr_per_cycle(&self, core: Option<&InstructionTiming>) -> f64 {
-        let timed_cycles = self.mispredict_cycles.and_then(|refill_cycles| {
+        let timed_cycles = self.refill_cycles().and_then(|refill_cycles| {
             core?.cycles_per_instr(self.issue_width, self.window_instr, refill_cycles)
         });
-        match timed_cycles {
-            Some(cycles) if !self.is_in_order => 1.0 / cycles,
-            _ => self.issue_width,
-        }
+        timed_cycles.map_or(self.issue_width, |cycles| 1.0 / cycles)
     }
 
-    /// Returns whether what waits behind mispredicted branches counts.
-    fn counts_branches(&self) -> bool {
-        self.mispredict_cycles.is_some() && !self.is_in_order
+    /// Returns the cycles of refilling the pipeline; `None` if branches do not count on this machine.
+    fn refill_cycles(&self) -> Option<f64> {
+        if self.is_in_order {
+            None
+        } else {
+            self.mispredict_cycles
+        }
     }
 
     /// Returns the lines of the largest private cache; 0 if there is none.
@@ -702,7 +703,7 @@ impl<'a> Walk<'a> {
 
         self.value_cycles.push(value_cycle);
         // What a mispredicted branch costs with its load in the first cache is part of the rate between misses.
-        if access.delays_branch && self.machine.counts_branches() {
+        if access.delays_branch && self.machine.refill_cycles().is_some() {
             entry_cycle = entry_cycle.max(value_cycle - first_latency);
         }
         if !access.is_store {

@@ -1,6 +1,7 @@
 //! Builds the snapshot of each iteration of the loop.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use cachemate_core::{
     ActiveShare, Cache, Capabilities, ContentionFacts, CounterEvent, CounterScope, Estimate, Gang,
@@ -28,7 +29,7 @@ const MIN_VICTIM_SENSITIVITY: f64 = 0.10;
 
 /// Turns the records of a run into snapshots, in order.
 pub struct SnapshotBuilder {
-    header: RunHeader,
+    header: Arc<RunHeader>,
     tracker: WindowTracker,
     start_ns: Option<u64>,
     last_plan: Option<Plan>,
@@ -148,7 +149,7 @@ impl SnapshotBuilder {
     /// Creates a builder at the start of a run.
     pub fn new(header: &RunHeader) -> Self {
         SnapshotBuilder {
-            header: header.clone(),
+            header: Arc::new(header.clone()),
             tracker: WindowTracker::new(header.pipeline.predictor.clone()),
             start_ns: None,
             last_plan: None,
@@ -172,8 +173,9 @@ impl SnapshotBuilder {
         let start_ns = *self.start_ns.get_or_insert(span.start_ns);
         let end_ns = span.start_ns.saturating_add(span.elapsed_ns);
         self.observe_probes(&observation.probe_results);
-        let topology = self.header.topology.clone();
-        let view = self.tracker.observe(record, &topology, profiles, &names);
+        let header = Arc::clone(&self.header);
+        let topology = &header.topology;
+        let view = self.tracker.observe(record, topology, profiles, &names);
         self.record_reasons(&view.reasons);
 
         let tasks = self.task_snapshots(&view.tasks, &sources);
@@ -190,7 +192,7 @@ impl SnapshotBuilder {
             window: observation.window,
             at_s: end_ns.saturating_sub(start_ns) as f64 / 1e9,
             duration_s: span.elapsed_ns as f64 / 1e9,
-            caches: cache_snapshots(&topology, &sources, &tasks),
+            caches: cache_snapshots(topology, &sources, &tasks),
             services: view
                 .services
                 .iter()
@@ -457,7 +459,7 @@ impl SnapshotBuilder {
             topology,
             capabilities,
             ..
-        } = &self.header;
+        } = &*self.header;
         let (ways, colors, unit_count) = match &share.units {
             Units::Ways { mask } => {
                 let cache = topology.cache(share.cache);

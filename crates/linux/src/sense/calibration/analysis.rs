@@ -39,11 +39,11 @@ pub fn fit_latencies(
     let mut upper_limit = f64::INFINITY;
     for _ in 0..3 {
         best = None;
+        let largest_used = upper_limit.max(LARGEST_MULTIPLE * private_bytes);
+        let within = |point: &&(f64, f64)| point.0 <= largest_used;
+        let used: Vec<(f64, f64)> = points.iter().filter(within).copied().collect();
         let mut cache_bytes = 1.2 * private_bytes;
         while cache_bytes <= largest_bytes {
-            let largest_used = upper_limit.max(LARGEST_MULTIPLE * private_bytes);
-            let within = |point: &&(f64, f64)| point.0 <= largest_used;
-            let used: Vec<(f64, f64)> = points.iter().filter(within).copied().collect();
             let mut owned_bytes = private_bytes;
             while owned_bytes >= LEAST_PRIVATE_SHARE * private_bytes {
                 if let Some(fit) = fit_at(&used, owned_bytes, private_ns, cache_bytes)

@@ -190,8 +190,8 @@ enum TimedLoop {
     Multiply,
     /// Draws, and a branch on a bit of each, which is random or always the same.
     Branch { is_random: bool },
-    /// Steps of independent random walks over the first bytes of the buffer.
-    Walk { bytes: u64, walks: u32 },
+    /// Steps of independent random walks over the first bytes of the buffer; `walks` is an index of [`PARALLEL_WALKS`].
+    Walk { bytes: u64, walks: usize },
     /// Dependent loads that many lines apart.
     Stride { lines: u32 },
     /// Lines read in order.
@@ -200,8 +200,21 @@ enum TimedLoop {
     Write,
 }
 
-/// Numbers of walks at once.
-const WALK_COUNTS: [u32; 10] = [1, 2, 4, 6, 8, 10, 12, 16, 20, 24];
+/// Walks over bytes of a buffer: steps, and a seed.
+type WalkLoop = fn(&LineBuffer, u64, u64, u64);
+/// Numbers of walks at once, with their loops.
+const PARALLEL_WALKS: [(u32, WalkLoop); 10] = [
+    (1, LineBuffer::walk::<1>),
+    (2, LineBuffer::walk::<2>),
+    (4, LineBuffer::walk::<4>),
+    (6, LineBuffer::walk::<6>),
+    (8, LineBuffer::walk::<8>),
+    (10, LineBuffer::walk::<10>),
+    (12, LineBuffer::walk::<12>),
+    (16, LineBuffer::walk::<16>),
+    (20, LineBuffer::walk::<20>),
+    (24, LineBuffer::walk::<24>),
+];
 
 /// Runs loops in turns, and keeps the time that each took for a unit.
 struct Sampler {
@@ -244,15 +257,8 @@ impl Sampler {
             TimedLoop::Read => self.next_line = buffer.read_all(self.next_line, units as usize),
             TimedLoop::Write => self.next_line = buffer.write_all(self.next_line, units as usize),
             TimedLoop::Walk { bytes, walks } => {
-                macro_rules! walk {
-                    ($($count:literal)*) => {
-                        match walks {
-                            $($count => buffer.walk::<$count>(bytes, units, seed),)*
-                            _ => unreachable!("a number of walks that is not measured"),
-                        }
-                    };
-                }
-                walk!(1 2 4 6 8 10 12 16 20 24);
+                let (_, walk) = PARALLEL_WALKS[walks];
+                walk(buffer, bytes, units, seed);
             }
         }
     }
@@ -298,13 +304,14 @@ impl Sampler {
     /// Takes a sample of a loop.
     fn sample(&mut self, timed_loop: TimedLoop) {
         let units = self.units_of(timed_loop);
-        let clock_units = self.units_of(TimedLoop::Multiply);
-        let (clock_ns, clock_runs) = match self.follows_clock(timed_loop) {
-            true => self.time(TimedLoop::Multiply, clock_units),
-            false => (1.0, true),
+        let (clock_ns, clock_runs) = if self.follows_clock(timed_loop) {
+            let clock_units = self.units_of(TimedLoop::Multiply);
+            self.time(TimedLoop::Multiply, clock_units)
+        } else {
+            (1.0, true)
         };
         if let TimedLoop::Walk { bytes, .. } = timed_loop {
-            // The walk must find at first what it will find later: each line once or twice, but for no longer than a sample. In
+            // The walk must find at first what it will find later: each line once or twice, but for no longer than a few samples. In
             // a pause of some ms, what runs beside this guest on the same core may empty its caches.
             self.seed += 1;
             self.buffer
@@ -473,22 +480,23 @@ pub fn measure_host(
     let mut sampler = Sampler::new(LineBuffer::new(bytes), part.private_bytes() / 2);
     let latencies = measure_latencies(&mut sampler, &part)?;
     let memory_bytes = latencies.memory_bytes(sampler.buffer.bytes());
-    let walks_of = |walks| TimedLoop::Walk {
+    let walks_at = |walks| TimedLoop::Walk {
         bytes: memory_bytes,
         walks,
     };
     let stride_of = |lines| TimedLoop::Stride { lines };
-    let walks = WALK_COUNTS.map(walks_of);
+    let walks: Vec<TimedLoop> = (0..PARALLEL_WALKS.len()).map(walks_at).collect();
     let strides = STRIDES.map(stride_of);
     let steady = [TimedLoop::Read, TimedLoop::Write];
     sampler.sample_rounds(&[&walks[..], &strides, &steady].concat(), ROUNDS);
-    let parallel_walks = WALK_COUNTS
+    let parallel_walks = PARALLEL_WALKS
         .iter()
-        .map(|&walks| {
-            let time = sampler.time_of(walks_of(walks))?;
+        .zip(&walks)
+        .map(|(&(count, _), &timed_loop)| {
+            let time = sampler.time_of(timed_loop)?;
             Ok(ParallelWalks {
-                walks,
-                ns_per_miss: scaled(time, |ns| ns / f64::from(walks)),
+                walks: count,
+                ns_per_miss: scaled(time, |ns| ns / f64::from(count)),
             })
         })
         .collect::<Result<Vec<ParallelWalks>, CalibrationError>>()?;
@@ -618,7 +626,7 @@ fn measured_mispredict(sampler: &Sampler) -> Result<Estimate, CalibrationError> 
 }
 
 fn walk_over(bytes: u64) -> TimedLoop {
-    TimedLoop::Walk { bytes, walks: 1 }
+    TimedLoop::Walk { bytes, walks: 0 }
 }
 
 /// Returns the walk that hits the first level.
@@ -899,10 +907,11 @@ fn measure_insertion(
             latencies.loop_ns,
         ))
     };
-    sampler.samples.remove(&loops[1]);
+    // What follows is compared within itself, because what other guests leave of the cache changes.
+    let earlier_samples = std::mem::take(&mut sampler.samples);
     sampler.sample_rounds(&loops[1..], STREAM_ROUNDS);
     let alone_ns = latency_of(sampler, loops[1])?;
-    let samples_alone = loops.map(|timed_loop| sampler.samples.remove(&timed_loop));
+    sampler.samples.clear();
     let stop = std::sync::atomic::AtomicBool::new(false);
     let is_running = std::sync::atomic::AtomicBool::new(false);
     let run_stream_beside = || -> io::Result<f64> {
@@ -933,11 +942,7 @@ fn measure_insertion(
         latency_of(sampler, loops[0])?,
         latency_of(sampler, loops[1])?,
     );
-    for (timed_loop, samples) in loops.into_iter().zip(samples_alone) {
-        sampler
-            .samples
-            .insert(timed_loop, samples.unwrap_or_default());
-    }
+    sampler.samples = earlier_samples;
     let stream_rate = stream_rate.map_err(|error| CalibrationError::Pin(stream_cpu.0, error))?;
     // Memory of the cached lines beside the stream; the private cache holds its share of the walk in any case.
     let private_share = private_bytes / walk_bytes as f64;

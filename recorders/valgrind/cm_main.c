@@ -15,9 +15,10 @@
    for, its misses and the stores to lines that others may have; they leave as varints in chunks of at most PIPE_BUF
    bytes, which a pipe writes whole, so that many processes can share one FIFO. README.md describes the chunks.
 
-   A record names the youngest recorded load that its address depends on. Within a block the loads behind an address are
-   known when it is translated; a general register remembers the description of its last value, so that they are known
-   across blocks. Only recorded accesses look: hits run no code for it.
+   A record names the youngest recorded access that its address waits for. Within a block the loads behind an address are
+   known when it is translated; a general register and a stored word remember the description of their last value, so that
+   they are known across blocks. A load that is not recorded hits a line that an earlier record brought, and waits for it.
+   Only recorded accesses look; others note an address.
 
    What the instructions between two misses cost is sampled: a few thousand instructions in some hundred thousand blocks go
    through a reorder window of five sizes, in which a value waits for those that it is computed from, a load for the store
@@ -146,6 +147,7 @@ struct Load {
    ULong record; /* number of the record in its thread, 0 = never recorded */
    ULong at;     /* instructions of the thread by then */
    UInt thread;
+   ULong touched; /* its last address, written by the block itself */
 };
 
 /* An access in a translated block. */
@@ -162,6 +164,23 @@ typedef struct {
 
 /* The description of each general register's last value in the running thread, 0 = no load; written by the blocks. */
 static Sources *written[REGISTERS];
+
+/* The same of the words that were stored last, by address; written by the blocks. */
+#define KEPT_BITS 12
+static struct {
+   ULong address;
+   const Sources *value;
+} kept[1 << KEPT_BITS];
+
+/* The last record of a line. */
+#define BROUGHT_BITS 10
+static struct {
+   ULong line, record;
+   UInt thread;
+} brought[1 << BROUGHT_BITS];
+
+/* By a hash, because arrays are often a power of two apart. */
+static inline UInt place_of_line(ULong line) { return line * 0x9e3779b97f4a7c15ULL >> (64 - BROUGHT_BITS); }
 
 /* Descriptions live until all translations are discarded. */
 typedef struct Arena {
@@ -619,6 +638,16 @@ static void send_branch_loads(void)
    current = running;
 }
 
+static inline ULong later_record(ULong record, ULong other) { return record > other ? record : other; }
+
+/* The record that brought the line in which a load hit, 0 if it is long ago. */
+static ULong record_of_line(ULong address)
+{
+   ULong line = address >> l1_line_bits;
+   UInt place = place_of_line(line);
+   return brought[place].line == line && brought[place].thread == current->number ? brought[place].record : 0;
+}
+
 /* The youngest record behind a value. `begin` is the start of the block's present run if the value was computed in it, and
    NOT_HERE if a register kept it. */
 #define NOT_HERE (~0ULL)
@@ -638,8 +667,14 @@ static ULong youngest(const Sources *sources, const Block *here, ULong begin, UI
          Bool mine = load->record && load->thread == current->number;
          if (mine && (load->at > from || !depth))
             record = load->record;
-         else if (depth)
-            record = youngest(&load->address, here, begin, depth - 1);
+         else {
+            record = record_of_line(load->touched);
+            if (depth)
+               record = later_record(record, youngest(&load->address, here, begin, depth - 1));
+            UInt place = load->touched >> 3 & ((1 << KEPT_BITS) - 1);
+            if (depth && kept[place].address == load->touched && kept[place].value)
+               record = later_record(record, youngest(kept[place].value, here, NOT_HERE, depth - 1));
+         }
       }
       if (record > found)
          found = record;
@@ -663,6 +698,10 @@ static void record(Addr address, UInt size, const Access *access, ULong now)
    UInt code = 7;
    if (LIKELY(size <= 64 && (size & (size - 1)) == 0))
       code = __builtin_ctz(size);
+   UInt place = place_of_line(address >> l1_line_bits);
+   brought[place].line = address >> l1_line_bits;
+   brought[place].record = number;
+   brought[place].thread = current->number;
    put((now - current->recorded_at) << 4 | code << 1 | store);
    if (code == 7)
       put(size);
@@ -1082,6 +1121,8 @@ static UInt emit(Build *b, IRExpr *address, Int size, Load *load, IRExpr *guard)
    access->block = b->block;
    access->address = load ? load->address : sources_of(b, address);
    access->load = load;
+   if (load)
+      addStmtToIRSB(b->out, IRStmt_Store(Iend_LE, mkIRExpr_HWord((HWord)&load->touched), address));
    IRExpr **arguments = mkIRExprVec_2(address, mkIRExpr_HWord((HWord)access));
    IRDirty *call = exact ? unsafeIRDirty_0_N(2, "on_exact_access", VG_(fnptr_to_fnentry)(&on_exact_access), arguments)
                          : unsafeIRDirty_0_N(2, "on_access", VG_(fnptr_to_fnentry)(&on_access), arguments);
@@ -1187,6 +1228,26 @@ static void put_register(Build *b, Int offset, const IRExpr *data)
    b->changed |= 1u << number;
 }
 
+/* A word of memory gets a value, and remembers what that depends on. */
+static void keep_word(Build *b, IRExpr *address, const IRExpr *data)
+{
+   Sources sources = sources_of(b, data);
+   IRExpr *value = number64(0);
+   if (sources.count == 1 && is_register(sources.of[0]))
+      /* What the register holds now is not what it will hold when the word is loaded. */
+      value = load64(b, mkIRExpr_HWord((HWord)&written[sources.of[0] - 1]));
+   else if (sources.count) {
+      Sources *described = describe(sizeof(Sources));
+      *described = sources;
+      value = mkIRExpr_HWord((HWord)described);
+   }
+   IRExpr *place = binop(b, Iop_And64, binop(b, Iop_Shl64, address, number8(1)), number64(((1 << KEPT_BITS) - 1) << 4));
+   place = binop(b, Iop_Add64, place, mkIRExpr_HWord((HWord)kept));
+   addStmtToIRSB(b->out, IRStmt_Store(Iend_LE, place, address));
+   IRExpr *behind = binop(b, Iop_Add64, place, number64(offsetof(__typeof__(kept[0]), value)));
+   addStmtToIRSB(b->out, IRStmt_Store(Iend_LE, behind, value));
+}
+
 static void add_store(Build *b, IRExpr *address, IRExpr *data, Int size, IRExpr *guard)
 {
    UInt load_step = 0;
@@ -1227,6 +1288,8 @@ static void add_accesses(Build *b, IRTypeEnv *types, IRStmt *st)
       break;
    case Ist_Store:
       add_store(b, st->Ist.Store.addr, st->Ist.Store.data, sizeofIRType(typeOfIRExpr(types, st->Ist.Store.data)), NULL);
+      if (typeOfIRExpr(types, st->Ist.Store.data) == Ity_I64 || typeOfIRExpr(types, st->Ist.Store.data) == Ity_I32)
+         keep_word(b, st->Ist.Store.addr, st->Ist.Store.data);
       break;
    case Ist_LoadG: {
       IRLoadG *load = st->Ist.LoadG.details;
@@ -1476,6 +1539,7 @@ static void forget_descriptions(void)
       retired = next;
    }
    VG_(memset)(written, 0, sizeof(written));
+   VG_(memset)(kept, 0, sizeof(kept));
    for (UInt i = 0; i < threads_size; i++)
       VG_(memset)(threads[i].written, 0, sizeof(written));
 }
@@ -1576,6 +1640,7 @@ static void on_fork_child(ThreadId tid)
    current->os_thread = VG_(gettid)();
    current->recorded_at = current->window_instructions = current->window_accesses = current->records = 0;
    VG_(memset)(written, 0, sizeof(written));
+   VG_(memset)(brought, 0, sizeof(brought));
    VG_(memset)(&core_counts, 0, sizeof(core_counts));
    VG_(memset)(branch_loads, 0, sizeof(branch_loads));
    sampling = 0;

@@ -75,8 +75,9 @@ pub struct CorunSolo {
     pub instructions: f64,
     /// Cycles per instruction.
     pub forecast: f64,
-    /// User and system time beside the arithmetic loop in cycles of the calibrated clock, per instruction; the lower quartile
-    /// over rounds, as calibrated figures are those of their samples. `None` if the time ended before.
+    /// User time beside the arithmetic loop in cycles of the calibrated clock, per instruction; the lower quartile over rounds,
+    /// as calibrated figures are those of their samples. The kernel's time belongs to instructions that are not recorded:
+    /// a server that answers over sockets spends most of its time there. `None` if the time ended before.
     pub measured: Option<f64>,
 }
 
@@ -89,10 +90,23 @@ pub struct CorunPair {
     pub forecast: PercentInterval,
     /// Slowdown in percent with its 90 % bootstrap interval; `None` if the time ended before.
     pub measured: Option<PercentInterval>,
-    /// User and system seconds beside the arithmetic loop and beside the companion, by round.
-    pub rounds: Vec<[f64; 2]>,
+    /// Times beside the arithmetic loop and beside the companion, by round.
+    pub rounds: Vec<[ProcessTime; 2]>,
     /// What slows the program down if its forecast is wrong: the resource that it needs most.
     pub cause: &'static str,
+}
+
+/// The time of a process on CPUs, in seconds.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+pub struct ProcessTime {
+    pub user_s: f64,
+    pub system_s: f64,
+}
+
+impl ProcessTime {
+    pub fn total_s(self) -> f64 {
+        self.user_s + self.system_s
+    }
 }
 
 /// A value in percent with its interval.
@@ -175,13 +189,13 @@ impl CorunBench {
             let times = pairs
                 .iter()
                 .filter(|pair| pair.program == solo.program)
-                .flat_map(|pair| pair.rounds.iter().map(|[alone, _]| *alone));
+                .flat_map(|pair| pair.rounds.iter().map(|[alone, _]| alone.user_s));
             let mut times: Vec<f64> = times.collect();
             times.sort_by(f64::total_cmp);
             let time_s = quantile(&times, SOLO_QUANTILE);
             solo.measured = time_s.map(|time_s| time_s * machine.hertz as f64 / solo.instructions);
         }
-        let report = CorunReport::new(alone, pairs, start.elapsed(), self.seed);
+        let report = CorunReport::new(machine, alone, pairs, start.elapsed(), self.seed);
         report.print(self.json, self.out.as_deref())
     }
 }
@@ -355,7 +369,7 @@ impl CorunHost {
         let mut beside = vec![spinner];
         beside.extend(wide.iter().map(|companion| companion.workload));
 
-        let mut times = vec![0.0; beside.len()];
+        let mut times = vec![ProcessTime::default(); beside.len()];
         for turn in 0..beside.len() {
             let index = if is_reversed {
                 beside.len() - 1 - turn
@@ -376,14 +390,14 @@ impl CorunHost {
         &self,
         program: &CorunProgram,
         companion: &CorunProgram,
-    ) -> anyhow::Result<f64> {
+    ) -> anyhow::Result<ProcessTime> {
         let _companion = self.start_companion(companion)?;
         std::thread::sleep(SETTLING_TIME);
         self.time_program(program)
     }
 
     /// User and system time on the first CPU, without that of its load.
-    pub fn time_program(&self, program: &CorunProgram) -> anyhow::Result<f64> {
+    pub fn time_program(&self, program: &CorunProgram) -> anyhow::Result<ProcessTime> {
         let _load = self.start_load(program)?;
         self.time_alone(&program.command)
     }
@@ -406,7 +420,7 @@ impl CorunHost {
     }
 
     /// User and system time on the first CPU, until the command ends.
-    pub fn time_alone(&self, command: &[String]) -> anyhow::Result<f64> {
+    pub fn time_alone(&self, command: &[String]) -> anyhow::Result<ProcessTime> {
         let child = self.spawn(command, self.cpus.0)?;
         wait_for_time(child, &command[0])
     }
@@ -436,7 +450,7 @@ struct MeasuredCompanion<'a> {
     /// Index of the pair.
     index: usize,
     workload: &'a CorunProgram,
-    rounds: Vec<[f64; 2]>,
+    rounds: Vec<[ProcessTime; 2]>,
 }
 
 impl<'a> MeasuredCompanion<'a> {
@@ -452,7 +466,7 @@ impl<'a> MeasuredCompanion<'a> {
         let ratios: Vec<f64> = self
             .rounds
             .iter()
-            .map(|[alone, beside]| beside / alone)
+            .map(|[alone, beside]| beside.total_s() / alone.total_s())
             .collect();
         slowdown_interval(&ratios, self.index as u64)
     }
@@ -465,11 +479,11 @@ impl<'a> MeasuredCompanion<'a> {
     }
 }
 
-/// Waits for a child and returns its user and system time, with its own children, in seconds.
+/// Waits for a child and returns its time, with that of its own children.
 ///
 /// # Errors
 /// It fails, or does not end within [`MAX_RUN_TIME`], after which its group is killed.
-fn wait_for_time(child: Child, name: &str) -> anyhow::Result<f64> {
+fn wait_for_time(child: Child, name: &str) -> anyhow::Result<ProcessTime> {
     let (mut status, pid) = (0i32, child.id() as i32);
     let has_ended = has_ended_within(pid, MAX_RUN_TIME);
     // Its leader is not reaped yet, so that the group cannot be another's.
@@ -491,7 +505,10 @@ fn wait_for_time(child: Child, name: &str) -> anyhow::Result<f64> {
         bail!("'{name}' ended with status {status}, expected 0");
     }
     let seconds = |time: libc::timeval| time.tv_sec as f64 + 1e-6 * time.tv_usec as f64;
-    Ok(seconds(usage.ru_utime) + seconds(usage.ru_stime))
+    Ok(ProcessTime {
+        user_s: seconds(usage.ru_utime),
+        system_s: seconds(usage.ru_stime),
+    })
 }
 
 /// Waits without reaping; returns whether the process has ended in time.
@@ -599,7 +616,12 @@ mod tests {
         let mut rounds = 0;
         while !companion.is_narrow() {
             let noise = generator.draw_below(1000) as f64 / 1000.0 - 0.5;
-            companion.rounds.push([1.0, 1.1 + 0.3 * noise]);
+            companion
+                .rounds
+                .push([1.0, 1.1 + 0.3 * noise].map(|user_s| ProcessTime {
+                    user_s,
+                    system_s: 0.0,
+                }));
             rounds += 1;
         }
         let slowdown = companion.slowdown().unwrap();

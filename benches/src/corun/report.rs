@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
-use cachemate_core::{median, nearest_rank};
+use cachemate_core::{MachineSpec, median, nearest_rank};
 use cachemate_report::Table;
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, Series};
 use serde::Serialize;
@@ -34,6 +34,8 @@ pub struct CorunReport {
     by_cause: BTreeMap<&'static str, (f64, usize)>,
     alone: Vec<CorunSolo>,
     pairs: Vec<CorunPair>,
+    /// The calibrated host that was forecast.
+    machine: MachineSpec,
 }
 
 /// Errors over all measurable pairs.
@@ -115,7 +117,13 @@ fn kendall(pairs: &[(PercentInterval, PercentInterval)]) -> f64 {
 }
 
 impl CorunReport {
-    pub fn new(alone: Vec<CorunSolo>, pairs: Vec<CorunPair>, elapsed: Duration, seed: u64) -> Self {
+    pub fn new(
+        machine: MachineSpec,
+        alone: Vec<CorunSolo>,
+        pairs: Vec<CorunPair>,
+        elapsed: Duration,
+        seed: u64,
+    ) -> Self {
         let read_line = |path: &str| {
             cachemate_files::read_text_limited(Path::new(path), 1 << 16)
                 .unwrap_or_default()
@@ -153,6 +161,7 @@ impl CorunReport {
                 .collect(),
             alone,
             pairs,
+            machine,
         }
     }
 
@@ -357,7 +366,8 @@ mod tests {
             pair(500.0, Some(interval(0.0, 30.0))),
             pair(500.0, None),
         ];
-        let report = CorunReport::new(Vec::new(), pairs, Duration::from_secs(1), 1);
+        let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        let report = CorunReport::new(machine, Vec::new(), pairs, Duration::from_secs(1), 1);
         let summary = report.summary.unwrap();
         assert_eq!((summary.pairs, report.not_measurable), (3, 2));
         assert!((summary.mean_error_points - 22.0 / 3.0).abs() < 1e-9);

@@ -69,12 +69,14 @@ impl CorunProgramSet {
         let sized = |kind: &str, name: String, bytes: u64, first_units: u64, cause| {
             // A trial shorter than a burst of other guests would say nothing.
             let mut trial_units = first_units;
-            let mut time = host.time_alone(&kernel(kind, bytes, trial_units))?;
+            let time_of =
+                |units| anyhow::Ok(host.time_alone(&kernel(kind, bytes, units))?.total_s());
+            let mut time = time_of(trial_units)?;
             while time < MIN_TRIAL_SECONDS && trial_units < MAX_TRIAL_UNITS {
                 trial_units *= 4;
-                time = host.time_alone(&kernel(kind, bytes, trial_units))?;
+                time = time_of(trial_units)?;
             }
-            let start_time = host.time_alone(&kernel(kind, bytes, trial_units / 4))?;
+            let start_time = time_of(trial_units / 4)?;
             let unit_seconds = ((time - start_time) / (0.75 * trial_units as f64)).max(1e-11);
             let units = (RUN_SECONDS / unit_seconds) as u64 + 1;
             anyhow::Ok(CorunProgram {
@@ -99,7 +101,7 @@ impl CorunProgramSet {
             let name = &program.name;
             // One that fails here, for example for want of a module, is left out.
             match host.time_program(&program) {
-                Ok(seconds) if seconds > 0.05 => installed.push(program),
+                Ok(time) if time.total_s() > 0.05 => installed.push(program),
                 Ok(_) => eprintln!("{name} is left out: it runs for less than 0.05 s"),
                 Err(error) => eprintln!("{name} is left out: {error:#}"),
             }

@@ -135,9 +135,10 @@ pub struct CacheSpec {
     /// are those that the program does not touch again while any cache of this size would hold them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_insertion: Option<f64>,
-    /// Size of the cache that other systems fill too, of which `size_bytes` is what one program finds: on a guest of a machine
-    /// whose other guests use the same cache. A line then stays for the time in which all of them together fill this size,
-    /// whatever runs beside it in the same guest. `None` if the machine has the cache to itself.
+    /// Size of the cache that other systems fill too, of which `size_bytes` is what a slow random walk finds: on a guest of a
+    /// machine whose other guests use the same cache. A line then stays for the time in which all of them together fill this size,
+    /// whatever runs beside it in the same guest. A private cache's others run on the same core. `None` if the machine has the
+    /// cache to itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool_bytes: Option<u64>,
     /// Traffic with which other systems fill the pool.
@@ -437,6 +438,11 @@ impl CacheSpec {
     pub fn effective_stream_insertion(&self) -> f64 {
         self.stream_insertion
             .unwrap_or_else(|| self.replacement.stream_insertion())
+    }
+
+    /// The most that one program can hold, if it touches its lines fast enough.
+    pub fn attainable_bytes(&self) -> u64 {
+        self.pool_bytes.unwrap_or(self.size_bytes)
     }
 
     /// Sets of one slice. Requires a checked machine.

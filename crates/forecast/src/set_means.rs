@@ -66,11 +66,15 @@ pub fn points_by_distances(
 /// Returns a phase's points in a cache that others share. Lines between two uses of a line are spread over the sets at
 /// random, in part. A set with more of them than on average evicts the line although the cache has room, and one with fewer
 /// keeps it although the cache has none (Smith 1978). Rates are means over the sets, with the whole cache too: a working set
-/// as large as the cache has conflict misses alone, and loses the less beside others.
+/// as large as the cache has conflict misses alone, and loses the less beside others. Where other systems fill the cache, a set's
+/// lines are evicted by their age, wherever they lie.
 pub fn average_over_sets(points: &[SizePoint], cache: &CacheSpec) -> Vec<SizePoint> {
     let (Some(first_point), Some(last_point)) = (points.first(), points.last()) else {
         return Vec::new();
     };
+    if cache.pool_bytes.is_some() {
+        return points.to_vec();
+    }
     let way_bytes = cache.size_bytes as f64 / f64::from(cache.ways);
     let relative_deviation = space_deviation(cache);
     // The share x of a set with room for its mean number of lines, at which x + z sqrt(x / 3 ways) fills the set.

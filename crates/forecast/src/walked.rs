@@ -10,8 +10,8 @@ use cachemate_core::{MachineSpec, StreamPhase, StreamSample};
 use cachemate_interval::{Demand, PhasedProgram, ProgramPhase, SizePoint, UnprefetchedRates};
 use cachemate_locality::stack::DistanceHistogram;
 use cachemate_locality::window_walk::{
-    DependenceRule, WalkCounts, WalkMachine, WalkOptions, sampling_error_share, sum_counts,
-    walk_phase,
+    DependenceRule, WalkCounts, WalkLevel, WalkMachine, WalkOptions, sampling_error_share,
+    sum_counts, walk_phase,
 };
 
 use crate::set_means::points_by_distances;
@@ -47,9 +47,8 @@ pub fn walk_sample(
 ) -> ForecastResult<WalkedProgram> {
     let walk_machine = WalkMachine::from_machine(machine)
         .ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
-    let line_bytes = machine
-        .last_level_cache()
-        .map_or(0, |cache| cache.line_bytes);
+    let cache = machine.last_level_cache();
+    let line_bytes = cache.map_or(0, |cache| cache.line_bytes);
     if line_bytes != sample.line_bytes {
         let message = format!(
             "found a sample of lines of {} bytes, expected {line_bytes}: profile the recording with --machine",
@@ -57,17 +56,19 @@ pub fn walk_sample(
         );
         return Err(failed(name)(message));
     }
-    let walker = PhaseWalker {
-        sample,
-        machine: &walk_machine,
-        dependences,
-    };
     let walked_phases = sample
         .phases
         .iter()
         .filter(|phase| phase.instructions > 0 && !phase.parts.is_empty());
     let (mut phases, mut error_squares, mut cycles) = (Vec::new(), 0.0, 0.0);
     for phase in walked_phases {
+        let mut walker = PhaseWalker {
+            sample,
+            machine: walk_machine.clone(),
+            is_pooled: cache.is_some_and(|cache| cache.pool_bytes.is_some()),
+            dependences,
+        };
+        walker.share_private_cache(phase);
         let (program_phase, error_share) = walker.walk(phase);
         let phase_cycles = phase.instructions as f64
             * program_phase
@@ -112,9 +113,33 @@ fn repeat_phases(phases: &mut [ProgramPhase]) {
     }
 }
 
+/// Returns the lines of a program that stay in a cache beside the neighbors' lines. Its accesses at these distances take this
+/// number of cycles.
+fn lines_that_stay(level: &WalkLevel, histogram: &DistanceHistogram, cycles: f64) -> u64 {
+    let (mut lines, mut room) = (0.0, level.lines as f64);
+    let mut longer_count = histogram.accesses() as f64;
+    for &(distance, count) in histogram.counts() {
+        if longer_count < 1.0 {
+            break;
+        }
+        // While the program touches a line that it has not touched since, the neighbors fill so many.
+        let room_per_line = 1.0 + level.neighbor_lines_per_cycle * cycles / longer_count;
+        let more_lines = (distance + 1) as f64 - lines;
+        if more_lines * room_per_line >= room {
+            return (lines + room / room_per_line) as u64;
+        }
+        lines += more_lines;
+        room -= more_lines * room_per_line;
+        longer_count -= count as f64;
+    }
+    level.lines
+}
+
 struct PhaseWalker<'a> {
     sample: &'a StreamSample,
-    machine: &'a WalkMachine,
+    machine: WalkMachine,
+    /// Whether other systems fill the contended cache too.
+    is_pooled: bool,
     dependences: DependenceRule,
 }
 
@@ -135,15 +160,9 @@ impl PhaseWalker<'_> {
         let histogram = self.repeated_distances(phase);
         let full_lines = self.machine.levels.last().map_or(1, |level| level.lines);
         let private_lines = self.machine.private_lines();
-        let mut sizes: Vec<u64> = WALKED_SHARES
-            .iter()
-            .map(|share| (share * full_lines as f64) as u64)
-            .filter(|lines| *lines > private_lines)
-            .collect();
-        sizes.insert(0, private_lines.max(1).min(full_lines));
-        sizes.dedup();
+        let sizes = self.walked_sizes(private_lines.max(1).min(full_lines), full_lines);
         let walk_at =
-            |lines: u64, prefetch: bool| self.walk_at(phase, self.machine, lines, prefetch);
+            |lines: u64, prefetch: bool| self.walk_at(phase, &self.machine, lines, prefetch);
         let hits = sum_counts(&walk_at(UNLIMITED_LINES, true));
         let has_prefetchers = !self.machine.prefetchers.is_empty();
         let unprefetched_hits =
@@ -190,7 +209,9 @@ impl PhaseWalker<'_> {
                 step_bytes,
                 u64::from(self.sample.line_bytes),
             ),
-            footprint_bytes: None,
+            footprint_bytes: self
+                .is_pooled
+                .then_some(self.sample.footprint_lines as f64 * line_bytes),
             private_levels: Vec::new(),
             sharing: Vec::new(),
             half_private_extra_cycles_per_instr: self.half_private_cost(
@@ -203,6 +224,50 @@ impl PhaseWalker<'_> {
             program_phase,
             sampling_error_share(full_size_parts).unwrap_or(0.0),
         )
+    }
+
+    /// Leaves the largest private cache the lines that stay in it beside a thread of another system on the same core, at the
+    /// speed that the program has if it misses no shared cache. That thread's lines count since the program's oldest one, so
+    /// that a fast program keeps more (Che's equation, as in [`cachemate_interval`]'s occupancies).
+    fn share_private_cache(&mut self, phase: &StreamPhase) {
+        let Some(private_level) = self.machine.levels.len().checked_sub(2) else {
+            return;
+        };
+        let level = self.machine.levels[private_level];
+        if level.neighbor_lines_per_cycle <= 0.0 {
+            return;
+        }
+        let histogram = self.repeated_distances(phase);
+        // A second round takes in that more misses make the program slower.
+        for _ in 0..2 {
+            let counts = sum_counts(&self.walk_at(phase, &self.machine, UNLIMITED_LINES, true));
+            let cycles = phase.instructions as f64 * counts.cycles / counts.instructions.max(1.0);
+            let inner_lines = match private_level {
+                0 => 1,
+                _ => self.machine.levels[private_level - 1].lines,
+            };
+            let stayed_lines = lines_that_stay(&level, &histogram, cycles);
+            self.machine.levels[private_level].lines = stayed_lines.max(inner_lines);
+        }
+    }
+
+    /// Returns the sizes at which the program is walked, in lines: shares of a cache of its own. In one that others fill too,
+    /// what it holds depends on its speed, so that only its footprint bounds it.
+    fn walked_sizes(&self, smallest_lines: u64, full_lines: u64) -> Vec<u64> {
+        let mut sizes = vec![smallest_lines];
+        if self.is_pooled {
+            let bound = full_lines.min(self.sample.footprint_lines);
+            let doublings = (1..32).map(|doubling| smallest_lines << doubling);
+            sizes.extend(doublings.take_while(|lines| *lines < bound));
+            sizes.push(full_lines);
+        } else {
+            let shares = WALKED_SHARES
+                .iter()
+                .map(|share| (share * full_lines as f64) as u64);
+            sizes.extend(shares.filter(|lines| *lines > smallest_lines));
+        }
+        sizes.dedup();
+        sizes
     }
 
     /// Returns the distances of a stretch if the stream repeats, so that a first touch has the distance of the footprint.
@@ -276,5 +341,25 @@ impl PhaseWalker<'_> {
         let [halved_cycles, whole_cycles] = [halved_counts, whole_counts]
             .map(|counts| counts.cycles / counts.instructions.max(1.0));
         (halved_cycles - whole_cycles).max(0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does a loop of 1,000 lines just stay in a cache of 1,500 if the neighbors fill one line while it touches two, lose a part
+    /// at half the speed, and have room for more lines than it has in a larger cache?
+    #[test]
+    fn a_fast_loop_keeps_more_of_a_cache_that_neighbors_fill() {
+        let level = |lines: u64| WalkLevel {
+            lines,
+            latency_cycles: 10.0,
+            neighbor_lines_per_cycle: 0.1,
+        };
+        let loop_distances = DistanceHistogram::new(0, [(999, 50_000)]);
+        assert_eq!(lines_that_stay(&level(1500), &loop_distances, 250e3), 1000);
+        assert_eq!(lines_that_stay(&level(1500), &loop_distances, 500e3), 750);
+        assert_eq!(lines_that_stay(&level(4000), &loop_distances, 250e3), 4000);
     }
 }

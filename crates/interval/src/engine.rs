@@ -19,7 +19,7 @@ use cachemate_core::{CoreModel, CpuSet, MachineSpec};
 
 use crate::curve::PhaseCurves;
 use crate::memory::{MemoryDemand, MemorySystem, Prefetch, QueueServer};
-use crate::occupancy::{CachePool, OccupancyModel};
+use crate::occupancy::OccupancyModel;
 use crate::program::PhasedProgram;
 use crate::run_queues::RunQueues;
 use crate::sharing::Regions;
@@ -194,14 +194,8 @@ impl IntervalEngine {
         let (cache_count, hertz) = (spec.instance_count(last_level) as usize, spec.hertz as f64);
         let model_count = cache_count + spare_models;
         let line_bytes = f64::from(last_level.line_bytes);
-        let capacity = last_level.size_bytes as f64 / line_bytes;
-        let pool = last_level
-            .pool_bytes
-            .zip(last_level.neighbor_bytes_per_cycle)
-            .map(|(bytes, per_cycle)| CachePool {
-                lines: bytes as f64 / line_bytes,
-                neighbor_lines_per_cycle: per_cycle / line_bytes,
-            });
+        let capacity = last_level.attainable_bytes() as f64 / line_bytes;
+        let neighbor_bytes_per_cycle = last_level.neighbor_bytes_per_cycle.unwrap_or(0.0);
         let cpus_per_cache = last_level.shared_by_cores * spec.contexts_per_core;
         let cpus_per_package = spec.cores_per_package * spec.contexts_per_core;
         let cycles_of_ns = |ns: u64| ns as f64 * hertz / 1e9;
@@ -234,7 +228,7 @@ impl IntervalEngine {
             free_slots: Vec::new(),
             occupancy_models: vec![
                 OccupancyModel::new(capacity as f32, last_level.replacement)
-                    .with_pool(pool);
+                    .with_neighbors(neighbor_bytes_per_cycle / line_bytes);
                 model_count
             ],
             node_of_model: package_of_model

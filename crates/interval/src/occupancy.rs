@@ -105,13 +105,6 @@ impl PastPhase {
     }
 }
 
-/// A cache that other systems fill too. Their lines since the cut-off count beside those of the users.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CachePool {
-    pub lines: f64,
-    pub neighbor_lines_per_cycle: f64,
-}
-
 /// Maximum number of domains of a cache.
 pub const MAX_DOMAINS: usize = 64;
 
@@ -122,8 +115,9 @@ pub struct OccupancyModel {
     pub domains: Vec<CacheDomain>,
     /// Capacity of each group of domains, which is the joint capacity of its parts.
     groups: Vec<f32>,
-    /// What decides how long lines stay, unless the cache is divided.
-    pool: Option<CachePool>,
+    /// Lines with which other systems fill the cache too, unless it is divided. Those since the cut-off count beside the
+    /// users' lines.
+    neighbor_lines_per_cycle: f64,
     /// The task of each entry; it stays until the lines of a task that left are evicted.
     pub task: Vec<u32>,
     /// Whether the task runs on this cache; if not, only its lines are here.
@@ -167,7 +161,7 @@ impl OccupancyModel {
                 cutoff: 0.0,
             }],
             groups: vec![capacity_lines],
-            pool: None,
+            neighbor_lines_per_cycle: 0.0,
             task: Vec::new(),
             is_running: Vec::new(),
             curve: Vec::new(),
@@ -187,16 +181,19 @@ impl OccupancyModel {
     }
 
     /// Lets other systems fill the cache too.
-    pub fn with_pool(self, pool: Option<CachePool>) -> Self {
-        OccupancyModel { pool, ..self }
+    pub fn with_neighbors(self, neighbor_lines_per_cycle: f64) -> Self {
+        OccupancyModel {
+            neighbor_lines_per_cycle,
+            ..self
+        }
     }
 
-    /// The pool, if it decides how long lines stay.
-    fn deciding_pool(&self) -> Option<CachePool> {
+    /// Lines of other systems per cycle that decide with the users' own how long lines stay.
+    fn competing_lines_per_cycle(&self) -> f64 {
         if self.domains.len() == 1 {
-            self.pool
+            self.neighbor_lines_per_cycle
         } else {
-            None
+            0.0
         }
     }
 
@@ -477,10 +474,7 @@ impl OccupancyModel {
             .min(now);
         let (mut low, mut high) = (start, now);
         let mut cutoff = start;
-        let (capacity, neighbor_lines_per_cycle) = match self.deciding_pool() {
-            Some(pool) => (pool.lines as f32, pool.neighbor_lines_per_cycle),
-            None => (capacity, 0.0),
-        };
+        let neighbor_lines_per_cycle = self.competing_lines_per_cycle();
         for _ in 0..MAX_ITERATIONS {
             let (own_sum, own_loss) = self.lines_and_loss_at(domains, cutoff, curves);
             let sum = own_sum + (neighbor_lines_per_cycle * (now - cutoff)) as f32;
@@ -627,12 +621,9 @@ impl OccupancyModel {
                     .fills_per_instr;
                 lines_per_cycle += self.rate[index] * f64::from(fills);
             }
-            let (lines, lines_per_cycle) = match self.deciding_pool() {
-                Some(pool) => (pool.lines, lines_per_cycle + pool.neighbor_lines_per_cycle),
-                None => (f64::from(domain.capacity_lines), lines_per_cycle),
-            };
+            lines_per_cycle += self.competing_lines_per_cycle();
             if lines_per_cycle > 0.0 {
-                min_cycles = min_cycles.min(lines / lines_per_cycle);
+                min_cycles = min_cycles.min(f64::from(domain.capacity_lines) / lines_per_cycle);
             }
         }
         min_cycles

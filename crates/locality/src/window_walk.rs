@@ -39,6 +39,8 @@ pub struct WalkLevel {
     pub lines: u64,
     /// Cycles from the core's request to the data.
     pub latency_cycles: f64,
+    /// Lines per cycle with which other systems fill it too.
+    pub neighbor_lines_per_cycle: f64,
 }
 
 /// A machine, as a walk sees it: one core with the caches on its way to memory.
@@ -151,6 +153,8 @@ impl WalkMachine {
         let level_of = |cache: &CacheSpec| WalkLevel {
             lines: cache.size_bytes / line_bytes,
             latency_cycles: f64::from(cache.latency_cycles),
+            neighbor_lines_per_cycle: cache.neighbor_bytes_per_cycle.unwrap_or(0.0)
+                / line_bytes as f64,
         };
         let on_path: Vec<&CacheSpec> = machine
             .caches
@@ -184,6 +188,8 @@ impl WalkMachine {
             .package_bus_bytes_per_cycle
             .unwrap_or(f64::INFINITY)
             .min(memory.bytes_per_cycle);
+        let mut levels: Vec<WalkLevel> = on_path.iter().map(|cache| level_of(cache)).collect();
+        levels.last_mut()?.lines = contended.attainable_bytes() / line_bytes;
         Some(WalkMachine {
             issue_width: f64::from(issue_width.max(1)),
             mispredict_cycles: machine.mispredict_cycles.map(f64::from),
@@ -191,7 +197,7 @@ impl WalkMachine {
             miss_registers: machine.pipeline.max_misses_in_flight().max(1) as usize,
             is_in_order,
             can_overtake_loads,
-            levels: on_path.iter().map(|cache| level_of(cache)).collect(),
+            levels,
             victim: victim.map(level_of),
             memory_latency_cycles: f64::from(memory.local_latency_cycles),
             cycles_per_line: line_bytes as f64 / narrowest_bytes_per_cycle,

@@ -15,10 +15,12 @@ fn sample_walk_machine() -> WalkMachine {
             WalkLevel {
                 lines: 512,
                 latency_cycles: 3.0,
+                neighbor_lines_per_cycle: 0.0,
             },
             WalkLevel {
                 lines: 65536,
                 latency_cycles: 15.0,
+                neighbor_lines_per_cycle: 0.0,
             },
         ],
         victim: None,

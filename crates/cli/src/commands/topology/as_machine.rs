@@ -352,19 +352,17 @@ impl KeySources {
                 source_of(measured.sizes.contains(&cache.level), KeySource::Kernel),
                 &format!("size_bytes of {name}"),
             );
-            if is_last {
-                if cache.pool_bytes.is_some() {
-                    self.add(
-                        KeySource::Measured,
-                        &format!("neighbor_bytes_per_cycle of {name}"),
-                    );
-                    self.add(KeySource::Kernel, &format!("pool_bytes of {name}"));
-                } else {
-                    self.add(
-                        source_of(cache.stream_insertion.is_some(), KeySource::Assumed),
-                        &format!("stream_insertion of {name}"),
-                    );
-                }
+            if cache.pool_bytes.is_some() {
+                self.add(
+                    KeySource::Measured,
+                    &format!("neighbor_bytes_per_cycle of {name}"),
+                );
+                self.add(KeySource::Kernel, &format!("pool_bytes of {name}"));
+            } else if is_last {
+                self.add(
+                    source_of(cache.stream_insertion.is_some(), KeySource::Assumed),
+                    &format!("stream_insertion of {name}"),
+                );
             }
         }
     }
@@ -434,6 +432,14 @@ fn apply_calibration(
             set_owned_size(cache, bytes.value);
             keys.sizes.insert(cache.level);
         }
+        if let Some(lifetime_ns) = host.private_lifetime_ns {
+            let pool_bytes = cache.size_bytes;
+            let_neighbors_fill(
+                cache,
+                pool_bytes,
+                lifetime_ns.value * clock_hertz as f64 / 1e9,
+            );
+        }
     }
     if let Some(shared) = caches
         .iter_mut()
@@ -445,9 +451,11 @@ fn apply_calibration(
             keys.sizes.insert(shared.level);
             let is_pooled = (shared.size_bytes as f64) < OWNED_BY_OTHERS_SHARE * shown_bytes as f64;
             if is_pooled && let Some(lifetime_ns) = host.line_lifetime_ns {
-                let lifetime_cycles = lifetime_ns.value * clock_hertz as f64 / 1e9;
-                shared.pool_bytes = Some(shown_bytes);
-                shared.neighbor_bytes_per_cycle = Some(shown_bytes as f64 / lifetime_cycles);
+                let_neighbors_fill(
+                    shared,
+                    shown_bytes,
+                    lifetime_ns.value * clock_hertz as f64 / 1e9,
+                );
             }
         }
         // Beside neighbors, a stream evicts little because lines do not stay, not because of where it is inserted.
@@ -456,6 +464,12 @@ fn apply_calibration(
         }
     }
     keys
+}
+
+/// Lets other systems fill a cache of `pool_bytes` once in this time.
+fn let_neighbors_fill(cache: &mut CacheSpec, pool_bytes: u64, lifetime_cycles: f64) {
+    cache.pool_bytes = Some(pool_bytes);
+    cache.neighbor_bytes_per_cycle = Some(pool_bytes as f64 / lifetime_cycles);
 }
 
 /// Sets the size of a cache to whole sets, no more than it has.
@@ -801,6 +815,12 @@ mod tests {
         assert!(
             (neighbors / (f64::from(32 << 20) / 36e6) - 1.0).abs() < 1e-9,
             "{neighbors}"
+        );
+        // Another thread on the core fills the 384 KiB of the private cache once in 6 ms.
+        let private_neighbors = machine.caches[2].neighbor_bytes_per_cycle.unwrap();
+        assert!(
+            (private_neighbors / (f64::from(384 << 10) / 18e6) - 1.0).abs() < 1e-9,
+            "{private_neighbors}"
         );
         assert_eq!(machine.memory.local_latency_cycles, 420);
         assert_eq!(machine.mispredict_cycles, Some(18));

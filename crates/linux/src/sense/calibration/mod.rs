@@ -75,6 +75,8 @@ pub struct HostCalibration {
     /// Time after which half of a working set that nobody in this system replaces has left the shared cache; `None` if it
     /// stays for longer than was waited.
     pub line_lifetime_ns: Option<Estimate>,
+    /// The same of the largest private cache: on a guest, another guest's thread may run on the same core.
+    pub private_lifetime_ns: Option<Estimate>,
 }
 
 /// How calm a host was during its calibration.
@@ -173,9 +175,9 @@ const REFUSED_DRIFT: f64 = 0.5;
 /// Share of disturbed samples from which on a calibration is marked, and refused.
 const MARKED_DISTURBANCE: f64 = 0.25;
 const REFUSED_DISTURBANCE: f64 = 0.7;
-/// Memory that the loops use at least, and at most.
+/// Memory that the loops use at least, and at most. A stream must not come back to a line that is still in the cache.
 const MIN_BUFFER_BYTES: u64 = 96 << 20;
-const MAX_BUFFER_BYTES: u64 = 512 << 20;
+const MAX_BUFFER_BYTES: u64 = 2 << 30;
 /// Time for which all CPUs stream at once, in each of three samples.
 const STREAM_TIME: Duration = Duration::from_millis(250);
 /// Lines that a stream processes between two looks at the clock.
@@ -554,7 +556,8 @@ pub fn measure_host(
         Some(&cpu) => measure_insertion(&mut sampler, &part, &latencies, cpu)?,
         None => None,
     };
-    let line_lifetime_ns = measure_lifetime(&mut sampler, &part, &latencies);
+    let line_lifetime_ns = measure_shared_lifetime(&mut sampler, &part, &latencies);
+    let private_lifetime_ns = measure_private_lifetime(&mut sampler, &part, &latencies);
     let drift = [
         first_level_walk(&part),
         walk_over(part.private_bytes() / 2),
@@ -597,6 +600,7 @@ pub fn measure_host(
         bandwidth,
         stream_insertion,
         line_lifetime_ns,
+        private_lifetime_ns,
     })
 }
 
@@ -834,16 +838,43 @@ const LOST_SHARE: f64 = 0.5;
 
 /// Measures how long lines stay in the shared cache while this thread touches no memory: for ever on a machine that the
 /// system has to itself, and on a guest until the other guests have filled the cache once.
-fn measure_lifetime(
+fn measure_shared_lifetime(
     sampler: &mut Sampler,
     part: &MeasuredPart<'_>,
     latencies: &Latencies,
 ) -> Option<Estimate> {
     let walk_bytes = 2 * part.private_bytes();
-    let lines = walk_bytes / 64;
     if walk_bytes > part.shared_bytes / 2 {
         return None;
     }
+    let lost_ns = latencies.memory_ns().value;
+    measure_lifetime(sampler, walk_bytes, latencies.loop_ns, lost_ns)
+}
+
+/// Measures the same of the largest private cache, whose lines move to the shared one.
+fn measure_private_lifetime(
+    sampler: &mut Sampler,
+    part: &MeasuredPart<'_>,
+    latencies: &Latencies,
+) -> Option<Estimate> {
+    let lost_ns = latencies.fit?.cache_ns;
+    measure_lifetime(
+        sampler,
+        part.private_bytes() / 2,
+        latencies.loop_ns,
+        lost_ns,
+    )
+}
+
+/// Measures the time after which half of a working set costs `lost_ns` a line; `None` if it stays for longer than the longest
+/// pause.
+fn measure_lifetime(
+    sampler: &mut Sampler,
+    walk_bytes: u64,
+    loop_ns: f64,
+    lost_ns: f64,
+) -> Option<Estimate> {
+    let lines = walk_bytes / 64;
     // Of the first steps after a pause, most find a line for the first time.
     let steps = lines / 4;
     let mut step_ns_after = |pause: Duration| {
@@ -856,7 +887,7 @@ fn measure_lifetime(
         }
         let start = Instant::now();
         sampler.buffer.walk::<1>(walk_bytes, steps, seed + 1000);
-        start.elapsed().as_nanos() as f64 / steps as f64 - latencies.loop_ns
+        start.elapsed().as_nanos() as f64 / steps as f64 - loop_ns
     };
     let mut resident_ns = Vec::new();
     let mut paused_ns = vec![Vec::new(); PAUSES_MS.len()];
@@ -867,7 +898,7 @@ fn measure_lifetime(
         }
     }
     let resident_ns = at_quantile(resident_ns, LOWER_QUARTILE)?.value;
-    let span_ns = (latencies.memory_ns().value - resident_ns).max(1.0);
+    let span_ns = (lost_ns - resident_ns).max(1.0);
     let lost_shares = paused_ns.into_iter().map(|times| {
         Some(scaled(at_quantile(times, MEDIAN)?, |ns| {
             (ns - resident_ns) / span_ns

@@ -115,7 +115,8 @@ fn fit_at(
 }
 
 /// Returns the time after which this share of some lines is lost, from the shares lost after pauses in ms, on a logarithmic
-/// scale; `None` if less is lost after the longest pause.
+/// scale; `None` if less is lost after the longest pause. What was lost once does not come back, so that a large share after a
+/// pause that is shorter than one with a small share was another disturbance.
 pub fn lifetime_ns(
     pauses_ms: &[u64],
     lost_shares: &[Estimate],
@@ -123,11 +124,14 @@ pub fn lifetime_ns(
 ) -> Option<Estimate> {
     let crossing_of = |share_of: fn(&Estimate) -> f64| {
         let shares: Vec<f64> = lost_shares.iter().map(share_of).collect();
-        let after = shares.iter().position(|share| *share >= lost_share)?;
         let pause_ns = |index: usize| pauses_ms[index] as f64 * 1e6;
-        let Some(before) = after.checked_sub(1) else {
-            return Some(pause_ns(after));
+        let Some(before) = shares.iter().rposition(|share| *share < lost_share) else {
+            return Some(pause_ns(0));
         };
+        let after = before + 1;
+        if after == shares.len() {
+            return None;
+        }
         let position = (lost_share - shares[before]) / (shares[after] - shares[before]);
         Some(pause_ns(before) * (pause_ns(after) / pause_ns(before)).powf(position))
     };
@@ -171,7 +175,8 @@ pub fn co_runner_insertion(walk: &WalkBesideCoRunner) -> f64 {
 mod tests {
     use super::*;
 
-    /// Is a lifetime found between two pauses, at the first one if all is lost by then, and nowhere if lines stay?
+    /// Is a lifetime found between two pauses, at the first one if all is lost by then, behind a disturbance of a shorter pause,
+    /// and nowhere if lines stay?
     #[test]
     fn a_lifetime_lies_between_the_pauses_around_half_of_the_loss() {
         let found = |shares: [f64; 3]| {
@@ -192,6 +197,7 @@ mod tests {
             "{middle:?}"
         );
         assert_eq!(found([0.9, 1.0, 1.0]).unwrap().value, 1e6);
+        assert!(found([0.9, 0.1, 0.9]).unwrap().value > 1e7);
         assert_eq!(found([0.0, 0.01, 0.02]), None);
     }
 

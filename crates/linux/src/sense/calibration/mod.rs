@@ -178,6 +178,8 @@ const REFUSED_DISTURBANCE: f64 = 0.7;
 /// Memory that the loops use at least, and at most. A stream must not come back to a line that is still in the cache.
 const MIN_BUFFER_BYTES: u64 = 96 << 20;
 const MAX_BUFFER_BYTES: u64 = 2 << 30;
+/// Largest size of a walk.
+const MAX_WALK_BYTES: u64 = 512 << 20;
 /// Time for which all CPUs stream at once, in each of three samples.
 const STREAM_TIME: Duration = Duration::from_millis(250);
 /// Lines that a stream processes between two looks at the clock.
@@ -694,7 +696,7 @@ fn measure_latencies(
     let private_bytes = part.private_bytes();
     let mut sizes = Vec::new();
     let mut bytes = private_bytes as f64 * 0.5;
-    while bytes <= sampler.buffer.bytes() as f64 {
+    while bytes <= sampler.buffer.bytes().min(MAX_WALK_BYTES) as f64 {
         sizes.push(bytes as u64 / 4096 * 4096);
         bytes *= SIZE_RATIO;
     }
@@ -832,7 +834,7 @@ fn stream_together(
 /// Pauses after which a walk looks for what is left of its lines, in ms.
 const PAUSES_MS: [u64; 5] = [1, 3, 10, 30, 100];
 /// Number of times that each pause is made.
-const PAUSE_ROUNDS: usize = 5;
+const PAUSE_ROUNDS: usize = 9;
 /// Share of the lines whose loss ends their lifetime.
 const LOST_SHARE: f64 = 0.5;
 

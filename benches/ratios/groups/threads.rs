@@ -1,11 +1,13 @@
-//! Exact stack distances on two threads against one, by the wall clock; the result needs two free cores to be
-//! meaningful.
+//! Exact stack distances on two threads against one, by the wall clock, which needs two free cores to be meaningful; and
+//! in 2, 4 and 16 segments against one pass, by CPU time: the work efficiency that as many threads would have.
 
 use super::stack::{exact_histogram, fingerprint};
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use cachemate_locality::simd::Simd;
-use cachemate_locality::stack::{DistanceHistogram, ParallelStackDistances};
+use cachemate_locality::stack::{
+    DistanceHistogram, ParallelSegments, Segment, SegmentBuilder, StackLimits,
+};
 
 pub const GROUP: BenchGroup = BenchGroup {
     name: "threads",
@@ -14,11 +16,38 @@ pub const GROUP: BenchGroup = BenchGroup {
 };
 
 fn count_on_threads(threads: usize, lines: &[u64]) -> DistanceHistogram {
-    let mut engine = ParallelStackDistances::new(threads);
+    let new_meter = || SegmentBuilder::new(StackLimits::default());
+    let mut engine = ParallelSegments::new(threads, Some(lines.len() as u64), new_meter);
     engine
         .push(lines)
         .and_then(|()| engine.finish())
+        .map(|segment| segment.into_histogram())
         .expect("the traces have fewer lines than the limit")
+}
+
+/// Measures equal segments one after the other, and merges neighbors in rounds.
+fn count_in_segments(count: usize, lines: &[u64]) -> DistanceHistogram {
+    let measure = |part: &[u64]| {
+        let mut builder = SegmentBuilder::new(StackLimits::default());
+        let pushed = builder.push(part);
+        pushed.and_then(|()| builder.finish())
+    };
+    let mut segments: Vec<Segment> = lines
+        .chunks(lines.len().div_ceil(count))
+        .map(|part| measure(part).expect("the traces have fewer lines than the limit"))
+        .collect();
+    while segments.len() > 1 {
+        let mut merged = Vec::new();
+        let mut remaining = segments.into_iter();
+        while let Some(first) = remaining.next() {
+            merged.push(match remaining.next() {
+                Some(next) => first.merge(next, 1).expect("as few lines as before"),
+                None => first,
+            });
+        }
+        segments = merged;
+    }
+    segments.remove(0).into_histogram()
 }
 
 fn run(options: &Options) -> Vec<ResultRow> {
@@ -42,27 +71,23 @@ fn run(options: &Options) -> Vec<ResultRow> {
             true,
             contenders,
         ));
-        report_balance(kind.name(), lines);
+        let mut contenders = vec![Contender::new("1 pass", || {
+            fingerprint(&exact_histogram(Simd::detect_best(), lines))
+        })];
+        for count in [2, 4, 16] {
+            let work = move || fingerprint(&count_in_segments(count, lines));
+            let bar = (count == 16).then_some(0.9);
+            contenders.push(Contender::new(format!("{count} segments"), work).compare_with(0, bar));
+        }
+        rows.extend(compare(
+            "segments",
+            kind.name(),
+            lines.len(),
+            options.rounds,
+            BenchClock::Process,
+            true,
+            contenders,
+        ));
     }
     rows
-}
-
-/// The balance of the work in CPU time, which busy neighbors disturb less than wall-clock time: the speedup on two idle
-/// cores is at most one thread's time over the busier thread's.
-fn report_balance(input: &str, lines: &[u64]) {
-    let start = BenchClock::Thread.now_s();
-    exact_histogram(Simd::detect_best(), lines);
-    let one_s = BenchClock::Thread.now_s() - start;
-    let (caller, process) = (BenchClock::Thread.now_s(), BenchClock::Process.now_s());
-    count_on_threads(2, lines);
-    let (find_s, both_s) = (
-        BenchClock::Thread.now_s() - caller,
-        BenchClock::Process.now_s() - process,
-    );
-    let count_s = both_s - find_s;
-    eprintln!(
-        "threads {input}: one thread {one_s:.3} s; of two, finding {find_s:.3} s, counting {count_s:.3} s of processor \
-         time: at most {:.2}x",
-        one_s / find_s.max(count_s)
-    );
 }

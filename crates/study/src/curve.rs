@@ -2,7 +2,9 @@
 
 use cachemate_core::Estimate;
 use cachemate_locality::sampled::SampledCurve;
-use cachemate_locality::stack::{ParallelStackDistances, StackDistances, StackError};
+use cachemate_locality::stack::{
+    ParallelSegments, SegmentBuilder, StackDistances, StackError, StackLimits,
+};
 use cachemate_report::{CurveCounts, CurvePoint};
 use cachemate_trace::{ProfileFile, ThreadTotals, TraceHeader, TraceTotals};
 
@@ -104,7 +106,7 @@ pub fn check_rate(rate: f64) -> Result<(), String> {
     }
 }
 
-/// Minimum number of records for a second thread; shorter traces end before a second thread pays off.
+/// Minimum number of records for several threads; shorter traces end before these pay off.
 const MIN_RECORDS_FOR_THREADS: u64 = 4_000_000;
 
 /// The exact engine on one or several threads, with the same result; or that of a recording in bursts.
@@ -112,13 +114,13 @@ pub enum DistanceEngine {
     /// Runs on the caller's thread.
     SingleThread(Box<StackDistances>),
     /// Runs on several threads.
-    MultiThread(Box<ParallelStackDistances>),
+    MultiThread(Box<ParallelSegments<SegmentBuilder>>),
     /// For a recording in bursts, on the caller's thread.
     Bursts(Box<BurstDistances>),
 }
 
 impl DistanceEngine {
-    /// Builds an engine. If `threads` is `None`, large traces use two threads on hosts with two CPUs. `bursts` are the
+    /// Builds an engine. If `threads` is `None`, large traces use all CPUs. `bursts` are the
     /// first records of the bursts, if the recording has any.
     pub fn new(threads: Option<usize>, expected_records: u64, bursts: &[u64]) -> Self {
         if !bursts.is_empty() {
@@ -126,15 +128,20 @@ impl DistanceEngine {
         }
         let default_threads = || {
             let cpu_count = std::thread::available_parallelism().map_or(1, usize::from);
-            if cpu_count > 1 && expected_records >= MIN_RECORDS_FOR_THREADS {
-                2
+            if expected_records >= MIN_RECORDS_FOR_THREADS {
+                cpu_count
             } else {
                 1
             }
         };
         match threads.unwrap_or_else(default_threads) {
             0 | 1 => DistanceEngine::SingleThread(Box::default()),
-            threads => DistanceEngine::MultiThread(Box::new(ParallelStackDistances::new(threads))),
+            threads => {
+                let expected = (expected_records > 0).then_some(expected_records);
+                let new_meter = || SegmentBuilder::new(StackLimits::default());
+                let engine = ParallelSegments::new(threads, expected, new_meter);
+                DistanceEngine::MultiThread(Box::new(engine))
+            }
         }
     }
 
@@ -154,7 +161,7 @@ impl DistanceEngine {
     pub fn finish(self) -> Result<MeasuredDistances, StackError> {
         let histogram = match self {
             DistanceEngine::SingleThread(engine) => engine.finish()?,
-            DistanceEngine::MultiThread(engine) => engine.finish()?,
+            DistanceEngine::MultiThread(engine) => engine.finish()?.into_histogram(),
             DistanceEngine::Bursts(engine) => return engine.finish(),
         };
         Ok(histogram.into())

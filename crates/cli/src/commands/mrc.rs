@@ -54,7 +54,7 @@ pub struct Mrc {
     seed: u64,
     #[command(flatten)]
     associativity: SetAssociativeArgs,
-    /// Threads that compute one curve, with the same result [default: two for large files if there are two CPUs]
+    /// Threads that compute one curve, with the same result [default: all CPUs for large files]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     threads: Option<u8>,
     /// Write the stack distances to this file: a line "cold N", then "d count" per occurring distance, ascending

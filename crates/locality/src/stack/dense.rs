@@ -42,7 +42,12 @@ impl DenseFinder {
     }
 
     #[inline(always)]
-    pub(super) fn replace_slots(&mut self, lines: &[u64], first_slot: u32, pairs: &mut SlotPairs) {
+    pub(super) fn replace_slots(
+        &mut self,
+        lines: &[u64],
+        new_slots: impl Iterator<Item = u32>,
+        pairs: &mut SlotPairs,
+    ) {
         let mut cells = [0usize; BATCH_ACCESSES];
         let cells = &mut cells[..lines.len()];
         for (cell, &line) in cells.iter_mut().zip(lines) {
@@ -50,7 +55,7 @@ impl DenseFinder {
             *cell = leaf * LINES_PER_PAGE + line as usize % LINES_PER_PAGE;
             prefetch(self.leaves.as_ptr().wrapping_add(*cell));
         }
-        for (new_slot, &cell) in (first_slot..).zip(cells.iter()) {
+        for (new_slot, &cell) in new_slots.zip(cells.iter()) {
             let old_slot = std::mem::replace(&mut self.leaves[cell], new_slot);
             pairs.push_known(old_slot, new_slot);
         }

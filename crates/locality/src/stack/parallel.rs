@@ -1,308 +1,499 @@
-//! The engine on two or more threads, with the same result as on one.
+//! Segments of one stream on several threads, with the same result as one pass on one thread.
 //!
-//! The caller's thread finds the previous slot of each line, and other threads count the slots that have died since. A
-//! ring of message buffers connects them. Finding needs no result of counting: at a compaction, the finder derives the
-//! dead bits from its own table.
-//!
-//! If there are several counting threads, each owns a range of slots. An old slot is sent to the owner of its range,
-//! along with the number of slots that are dead in higher ranges at that time, which the finding thread maintains per
-//! range. From these two, the owner computes the distance. At the end, the owners' histograms are added.
+//! The stream is cut into segments ([`super::segment`]). Each is measured by one thread while it arrives, and neighbors
+//! merge as soon as both are known, unless the first has many more lines than the second: merging a large segment with
+//! small ones one by one would search its lines again each time. So at most a few segments wait, whose lines add up to a
+//! small multiple of the stream's. A segment that is cut in the middle of a burst of first touches costs no more than
+//! these touches, so the cuts need no choice; segments much longer than their number of lines make merging cheap.
 
-use super::StackError;
-use super::batch::{BATCH_ACCESSES, SlotPairs};
-use super::counter::DeadSlotCounter;
-use super::exact::PendingAccesses;
-use super::histogram::DistanceHistogram;
-use super::slot_allocator::{FinderLimits, SlotAllocator};
-use super::tally::Tally;
-use crate::simd::{Lanes, Simd, dispatch};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Maximum number of accesses in one message.
-const MESSAGE_ACCESSES: usize = 64 * BATCH_ACCESSES;
-/// Number of 64 KB messages in flight to one counting thread, enough to keep it busy while the finder compacts.
-const MESSAGES_IN_FLIGHT: usize = 32;
+use super::{Segment, SegmentBuilder, StackError};
 
-/// Exact LRU stack distances of one stream of accesses, computed on several threads. It is used like
-/// [`StackDistances`](super::StackDistances) and has the same result.
-#[derive(Debug)]
-pub struct ParallelStackDistances {
-    simd: Simd,
-    slot_allocator: SlotAllocator,
-    pairs: SlotPairs,
-    pending_accesses: PendingAccesses,
-    workers: Vec<CountingWorker>,
-    /// Base-2 logarithm of the number of slots that one owner has; the last owner has all remaining slots.
-    range_bits: u32,
-}
+/// Number of accesses that are handed to a thread together.
+const CHUNK_ACCESSES: usize = 1 << 16;
+const MIN_SEGMENT_ACCESSES: u64 = 1 << 20;
+const MAX_SEGMENT_ACCESSES: u64 = 1 << 24;
+/// Bytes of accesses that may wait for each thread.
+const WAITING_BYTES: usize = 128 << 20;
 
-/// State that the finding thread keeps for one counting thread.
-#[derive(Debug)]
-struct CountingWorker {
-    /// Channel to the counting thread; `None` once the engine is finished.
-    batch_sender: Option<SyncSender<SlotBatch>>,
-    returned_batches: Receiver<SlotBatch>,
-    current_batch: SlotBatch,
-    /// Number of dead slots in the ranges of all owners above this one.
-    dead_above: u32,
-    thread: Option<JoinHandle<DistanceHistogram>>,
-}
-
-/// Accesses whose old slots all lie in one range; cold accesses are not sent.
-#[derive(Debug, Default)]
-struct SlotBatch {
-    old_slots: Vec<u32>,
-    /// New slot of each access, minus the number of dead slots in higher ranges.
-    new_slots: Vec<u32>,
-    /// Number of distinct lines so far, an upper bound of the distances.
-    line_count: usize,
-    /// If set, the owner restarts its counter with this number of slots before it processes the accesses.
-    restart_slots: Option<usize>,
-}
-
-impl ParallelStackDistances {
-    /// Builds an engine with the widest vector instructions of this processor. Fewer than two threads count as two.
-    pub fn new(threads: usize) -> Self {
-        ParallelStackDistances::with_simd(threads, Simd::detect_best())
-    }
-
-    /// Builds an engine with the given vector instructions, which do not affect the result.
-    pub fn with_simd(threads: usize, simd: Simd) -> Self {
-        ParallelStackDistances::with_sizes(threads, simd, FinderLimits::default())
-    }
-
-    pub(super) fn with_sizes(threads: usize, simd: Simd, limits: FinderLimits) -> Self {
-        let slot_allocator = SlotAllocator::new(simd, limits);
-        let workers = (1..threads.max(2))
-            .map(|_| CountingWorker::start(simd))
-            .collect();
-        let mut engine = ParallelStackDistances {
-            simd,
-            slot_allocator,
-            pairs: SlotPairs::new(),
-            pending_accesses: PendingAccesses::new(),
-            workers,
-            range_bits: 0,
-        };
-        engine.restart();
-        engine
-    }
-
-    /// Adds the next accesses, as line addresses. A stream may be pushed in portions of any size.
+/// A measurement of one segment on one thread.
+pub trait SegmentMeter: Send + 'static {
+    /// One access.
+    type Access: Copy + Send + 'static;
+    /// The result, which merges with those of neighbors.
+    type Summary: SegmentSummary;
+    /// Adds the next accesses of the segment.
     ///
     /// # Errors
-    /// Same as [`StackDistances::push`](super::StackDistances::push).
-    pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
-        let mut pending_accesses =
-            std::mem::replace(&mut self.pending_accesses, PendingAccesses::new());
-        let result = pending_accesses.push(lines, |lines| self.process(lines));
-        self.pending_accesses = pending_accesses;
-        result
-    }
-
-    /// Returns the histogram of all accesses.
+    /// The segment has too many distinct lines.
+    fn push(&mut self, accesses: &[Self::Access]) -> Result<(), StackError>;
+    /// Returns the measured segment.
     ///
     /// # Errors
-    /// Same as [`Self::push`].
+    /// As [`push`](Self::push).
+    fn finish(self) -> Result<Self::Summary, StackError>;
+}
+
+/// The result of measuring one segment.
+pub trait SegmentSummary: Sized + Send + 'static {
+    /// Returns the number of lines on which the cost of a merge depends.
+    fn line_count(&self) -> usize;
+    /// Returns the summary of this segment and the next one together, with up to `threads` threads.
     ///
-    /// # Panics
-    /// Propagates the panic of a counting thread.
-    pub fn finish(mut self) -> Result<DistanceHistogram, StackError> {
-        let mut pending_accesses =
-            std::mem::replace(&mut self.pending_accesses, PendingAccesses::new());
-        pending_accesses.flush(|lines| self.process(lines))?;
-        let lines = self.slot_allocator.lines();
-        let mut histogram = DistanceHistogram::new(lines as u64, []);
-        for worker in &mut self.workers {
-            worker.send(lines);
-            worker.batch_sender = None;
+    /// # Errors
+    /// Both together have too many distinct lines.
+    fn merge(self, next: Self, threads: usize) -> Result<Self, StackError>;
+}
+
+impl SegmentMeter for SegmentBuilder {
+    type Access = u64;
+    type Summary = Segment;
+    fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
+        SegmentBuilder::push(self, lines)
+    }
+    fn finish(self) -> Result<Segment, StackError> {
+        SegmentBuilder::finish(self)
+    }
+}
+
+impl SegmentSummary for Segment {
+    fn line_count(&self) -> usize {
+        Segment::line_count(self)
+    }
+    fn merge(self, next: Self, threads: usize) -> Result<Self, StackError> {
+        Segment::merge(self, next, threads)
+    }
+}
+
+/// Measures one stream on several threads: push its accesses in order, then [`finish`](Self::finish).
+pub struct ParallelSegments<M: SegmentMeter> {
+    shared: Arc<SharedSegments<M>>,
+    workers: Vec<JoinHandle<()>>,
+    chunk: Vec<M::Access>,
+    lengths: SegmentLengths,
+    /// Number of accesses that the open segment can still take.
+    room: u64,
+    access_count: u64,
+}
+
+/// The rule by which a stream is cut.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SegmentLengths {
+    threads: u64,
+    /// `None` if the length of the stream is unknown.
+    planned: Option<u64>,
+}
+
+struct SharedSegments<M: SegmentMeter> {
+    state: Mutex<SegmentQueue<M>>,
+    /// Signaled when a worker may have something to do.
+    work: Condvar,
+    /// Signaled when a chunk is free.
+    space: Condvar,
+    new_meter: Box<dyn Fn() -> M + Send + Sync>,
+    threads: usize,
+}
+
+struct SegmentQueue<M: SegmentMeter> {
+    /// In the order of the stream, each with a number that stays the same.
+    segments: Vec<(u64, SegmentState<M>)>,
+    next_number: u64,
+    free_chunks: Vec<Vec<M::Access>>,
+    /// Number of chunks that may still be allocated.
+    chunk_allowance: usize,
+    is_complete: bool,
+    is_stopped: bool,
+    error: Option<StackError>,
+}
+
+enum SegmentState<M: SegmentMeter> {
+    Arriving(ArrivingSegment<M::Access>),
+    Merging,
+    Measured(M::Summary),
+}
+
+struct ArrivingSegment<A> {
+    chunks: VecDeque<Vec<A>>,
+    is_whole: bool,
+    is_taken: bool,
+}
+
+enum SegmentJob<M: SegmentMeter> {
+    Measure {
+        number: u64,
+    },
+    Merge {
+        number: u64,
+        first: M::Summary,
+        second: M::Summary,
+        threads: usize,
+    },
+}
+
+impl SegmentLengths {
+    fn new(threads: usize, expected_accesses: Option<u64>) -> Self {
+        let threads = threads as u64;
+        // Whole rounds of equal segments, so that no thread is left with one segment more than the others.
+        let planned = expected_accesses.map(|accesses| {
+            let rounds = accesses.div_ceil(threads * MAX_SEGMENT_ACCESSES).max(1);
+            let equal_length = accesses.div_ceil(rounds * threads);
+            equal_length.max(MIN_SEGMENT_ACCESSES)
+        });
+        SegmentLengths { threads, planned }
+    }
+
+    /// The shortest possible segments.
+    #[cfg(test)]
+    pub(super) fn of_one_chunk(threads: usize) -> Self {
+        SegmentLengths {
+            threads: threads as u64,
+            planned: Some(1),
         }
-        for worker in &mut self.workers {
-            let worker_histogram = worker.join();
-            // With one owner, which is the usual case, its histogram is the result.
-            if histogram.counts().is_empty() {
-                histogram = worker_histogram.with_cold(histogram.cold_count());
-            } else {
-                histogram.merge(&worker_histogram);
+    }
+
+    /// Returns the length of a segment that begins after this many accesses.
+    fn length_at(self, access_count: u64) -> u64 {
+        let growing_length =
+            (access_count / self.threads).clamp(MIN_SEGMENT_ACCESSES, MAX_SEGMENT_ACCESSES);
+        self.planned.unwrap_or(growing_length)
+    }
+}
+
+impl<M: SegmentMeter> ParallelSegments<M> {
+    /// Starts this number of threads, at least one. Equal segments need the length of the stream.
+    pub fn new(
+        threads: usize,
+        expected_accesses: Option<u64>,
+        new_meter: impl Fn() -> M + Send + Sync + 'static,
+    ) -> Self {
+        let threads = threads.max(1);
+        let lengths = SegmentLengths::new(threads, expected_accesses);
+        ParallelSegments::with_lengths(threads, lengths, new_meter)
+    }
+
+    pub(super) fn with_lengths(
+        threads: usize,
+        lengths: SegmentLengths,
+        new_meter: impl Fn() -> M + Send + Sync + 'static,
+    ) -> Self {
+        let chunk_bytes = CHUNK_ACCESSES * size_of::<M::Access>().max(1);
+        let shared = Arc::new(SharedSegments {
+            state: Mutex::new(SegmentQueue {
+                segments: Vec::new(),
+                next_number: 0,
+                free_chunks: Vec::new(),
+                chunk_allowance: threads * WAITING_BYTES.div_ceil(chunk_bytes),
+                is_complete: false,
+                is_stopped: false,
+                error: None,
+            }),
+            work: Condvar::new(),
+            space: Condvar::new(),
+            new_meter: Box::new(new_meter),
+            threads,
+        });
+        let start_worker = |_| {
+            let shared = Arc::clone(&shared);
+            std::thread::spawn(move || shared.run_worker())
+        };
+        let workers = (0..threads).map(start_worker).collect();
+        ParallelSegments {
+            shared,
+            workers,
+            chunk: Vec::new(),
+            lengths,
+            room: 0,
+            access_count: 0,
+        }
+    }
+
+    /// Adds the next accesses. A stream may be pushed in portions of any size.
+    ///
+    /// # Errors
+    /// Too many distinct lines.
+    pub fn push(&mut self, mut accesses: &[M::Access]) -> Result<(), StackError> {
+        while !accesses.is_empty() {
+            let room = (CHUNK_ACCESSES - self.chunk.len()).min(accesses.len());
+            let (chunk_part, later) = accesses.split_at(room);
+            self.chunk.extend_from_slice(chunk_part);
+            accesses = later;
+            if self.chunk.len() == CHUNK_ACCESSES {
+                self.send_chunk()?;
             }
         }
-        Ok(histogram)
+        Ok(())
     }
 
-    fn process(&mut self, mut lines: &[u64]) -> Result<(), StackError> {
+    /// Hands the current chunk to the open segment, and takes an empty one.
+    fn send_chunk(&mut self) -> Result<(), StackError> {
+        let mut queue = self.shared.lock();
+        let chunk = std::mem::take(&mut self.chunk);
+        let chunk_len = chunk.len() as u64;
+        if self.room == 0 {
+            self.room = self.lengths.length_at(self.access_count);
+            queue.open_segment();
+        }
+        self.room = self.room.saturating_sub(chunk_len);
+        self.access_count += chunk_len;
+        queue.append(chunk, self.room == 0);
+        self.shared.work.notify_all();
+
         loop {
-            let (simd, engine) = (self.simd, &mut *self);
-            let processed_count = dispatch!(simd, find_all_slots(
-                engine: &mut ParallelStackDistances, lines: &[u64]
-            ) -> usize);
-            lines = &lines[processed_count..];
-            if lines.is_empty() {
+            if let Some(error) = queue.error {
+                return Err(error);
+            }
+            if queue.is_stopped {
                 return Ok(());
             }
-            self.slot_allocator.compact(None)?;
-            self.restart();
+            if let Some(chunk) = queue.free_chunks.pop() {
+                self.chunk = chunk;
+                return Ok(());
+            }
+            if queue.chunk_allowance > 0 {
+                queue.chunk_allowance -= 1;
+                self.chunk = Vec::with_capacity(CHUNK_ACCESSES);
+                return Ok(());
+            }
+            let waited = self.shared.space.wait(queue);
+            queue = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Restarts the counting threads after a compaction, with new ranges and all slots alive.
-    fn restart(&mut self) {
-        let (slots, lines) = (self.slot_allocator.slots(), self.slot_allocator.lines());
-        // Old slots are spread over all slots, so equal ranges mean roughly equal work.
-        self.range_bits = slots
-            .div_ceil(self.workers.len())
-            .next_power_of_two()
-            .trailing_zeros();
-        for worker in &mut self.workers {
-            worker.send(lines);
-            worker.dead_above = 0;
-            worker.current_batch.restart_slots = Some(slots);
+    /// Returns the summary of the whole stream.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    ///
+    /// # Panics
+    /// Propagates the panic of a thread.
+    pub fn finish(mut self) -> Result<M::Summary, StackError> {
+        if !self.chunk.is_empty() {
+            self.send_chunk()?;
         }
-    }
+        let mut queue = self.shared.lock();
+        queue.append(Vec::new(), true);
+        queue.is_complete = true;
+        drop(queue);
+        self.shared.work.notify_all();
 
-    /// Appends each pair of the batch to the message for the owner of its old slot.
-    #[inline(always)]
-    fn distribute_pairs(&mut self) {
-        let (old_slots, new_slots) = self.pairs.get();
-        let lines = self.slot_allocator.lines();
-        if let [worker] = &mut self.workers[..] {
-            worker.current_batch.old_slots.extend_from_slice(old_slots);
-            worker.current_batch.new_slots.extend_from_slice(new_slots);
-        } else {
-            for (&old_slot, &new_slot) in old_slots.iter().zip(new_slots) {
-                let worker_index =
-                    ((old_slot >> self.range_bits) as usize).min(self.workers.len() - 1);
-                self.workers[..worker_index]
-                    .iter_mut()
-                    .for_each(|lower_worker| lower_worker.dead_above += 1);
-                let worker = &mut self.workers[worker_index];
-                worker.current_batch.old_slots.push(old_slot);
-                worker
-                    .current_batch
-                    .new_slots
-                    .push(new_slot - worker.dead_above);
+        for worker in std::mem::take(&mut self.workers) {
+            if let Err(panic) = worker.join() {
+                std::panic::resume_unwind(panic);
             }
         }
-        for worker in &mut self.workers {
-            if worker.current_batch.old_slots.len() + BATCH_ACCESSES > MESSAGE_ACCESSES {
-                worker.send(lines);
-            }
+        let mut queue = self.shared.lock();
+        if let Some(error) = queue.error {
+            return Err(error);
+        }
+        match queue.segments.pop() {
+            Some((_, SegmentState::Measured(summary))) => Ok(summary),
+            _ => (self.shared.new_meter)().finish(),
         }
     }
 }
 
-/// Processes batches until none is left or the slots run out; returns the number of processed accesses.
-#[inline(always)]
-unsafe fn find_all_slots<L: Lanes>(engine: &mut ParallelStackDistances, lines: &[u64]) -> usize {
-    let mut processed_count = 0;
-    for batch in lines.chunks(BATCH_ACCESSES) {
-        if engine.slot_allocator.is_full(batch.len()) {
-            break;
+/// Ends the threads of a stream that is not finished.
+impl<M: SegmentMeter> Drop for ParallelSegments<M> {
+    fn drop(&mut self) {
+        self.shared.stop();
+        for worker in std::mem::take(&mut self.workers) {
+            // `finish` reports a panic; here nobody waits for the result.
+            let _ = worker.join();
         }
-        // SAFETY: the caller guarantees that the processor has `L`.
-        unsafe {
-            engine
-                .slot_allocator
-                .assign_slots::<L>(batch, &mut engine.pairs)
+    }
+}
+
+impl<M: SegmentMeter> SegmentQueue<M> {
+    fn open_segment(&mut self) {
+        let arriving = ArrivingSegment {
+            chunks: VecDeque::new(),
+            is_whole: false,
+            is_taken: false,
         };
-        engine.distribute_pairs();
-        processed_count += batch.len();
+        self.segments
+            .push((self.next_number, SegmentState::Arriving(arriving)));
+        self.next_number += 1;
     }
-    processed_count
-}
 
-impl CountingWorker {
-    fn start(simd: Simd) -> Self {
-        let (batch_sender, batch_receiver) = sync_channel(MESSAGES_IN_FLIGHT);
-        let (batch_returner, returned_batches) = channel();
-        let thread = Some(std::thread::spawn(move || {
-            run_counting_thread(simd, &batch_receiver, &batch_returner)
-        }));
-        let current_batch = SlotBatch::with_room();
-        CountingWorker {
-            batch_sender: Some(batch_sender),
-            returned_batches,
-            current_batch,
-            dead_above: 0,
-            thread,
+    /// Appends a chunk to the last segment, if it is open.
+    fn append(&mut self, chunk: Vec<M::Access>, is_last: bool) {
+        if let Some((_, SegmentState::Arriving(arriving))) = self.segments.last_mut() {
+            arriving.chunks.push_back(chunk);
+            arriving.is_whole |= is_last;
         }
     }
 
-    /// Sends the current message and takes an empty one to fill.
-    fn send(&mut self, lines: usize) {
-        let empty_batch = self
-            .returned_batches
-            .try_recv()
-            .unwrap_or_else(|_| SlotBatch::with_room());
-        let mut full_batch = std::mem::replace(&mut self.current_batch, empty_batch);
-        full_batch.line_count = lines;
-        // A closed channel means that the counting thread has panicked, which `finish` reports.
-        let _ = self
-            .batch_sender
-            .as_ref()
-            .map(|sender| sender.send(full_batch));
+    fn find(&mut self, number: u64) -> Option<&mut SegmentState<M>> {
+        let segments = self.segments.iter_mut();
+        let mut states = segments.filter(|(other_number, _)| *other_number == number);
+        states.next().map(|(_, state)| state)
     }
 
-    fn join(&mut self) -> DistanceHistogram {
-        match self.thread.take().map(JoinHandle::join) {
-            Some(Ok(histogram)) => histogram,
-            Some(Err(panic)) => std::panic::resume_unwind(panic),
-            None => DistanceHistogram::default(),
-        }
+    /// Returns whether nothing remains to be done.
+    fn is_finished(&self) -> bool {
+        let is_measured =
+            |(_, state): &(u64, SegmentState<M>)| matches!(state, SegmentState::Measured(_));
+        let is_one = self.segments.len() < 2 && self.segments.iter().all(is_measured);
+        self.is_stopped || self.error.is_some() || self.is_complete && is_one
     }
-}
 
-impl SlotBatch {
-    fn with_room() -> Self {
-        SlotBatch {
-            old_slots: Vec::with_capacity(MESSAGE_ACCESSES),
-            new_slots: Vec::with_capacity(MESSAGE_ACCESSES),
-            line_count: 0,
-            restart_slots: None,
-        }
-    }
-}
-
-/// Runs a counting thread until the finding thread disconnects.
-fn run_counting_thread(
-    simd: Simd,
-    batch_receiver: &Receiver<SlotBatch>,
-    batch_returner: &Sender<SlotBatch>,
-) -> DistanceHistogram {
-    let (mut counter, mut tally) = (DeadSlotCounter::default(), Tally::new());
-    while let Ok(mut slot_batch) = batch_receiver.recv() {
-        if let Some(slots) = slot_batch.restart_slots.take() {
-            counter = DeadSlotCounter::default();
-            counter = if slots > 0 {
-                DeadSlotCounter::new(slots)
+    /// Takes the most urgent job: a merge, which frees memory, or else the oldest segment that waits.
+    fn take_job(&mut self, threads: usize) -> Option<SegmentJob<M>> {
+        let is_arriving = |state: &SegmentState<M>| matches!(state, SegmentState::Arriving(_));
+        let all_measured =
+            self.is_complete && !self.segments.iter().any(|(_, state)| is_arriving(state));
+        if let Some(index) = self.find_merge(all_measured) {
+            let simultaneous_merges = if all_measured {
+                self.segments.len() / 2
             } else {
-                counter
+                threads
             };
+            let (_, second) = self.segments.remove(index + 1);
+            let (number, first) = &mut self.segments[index];
+            let first = std::mem::replace(first, SegmentState::Merging);
+            if let (SegmentState::Measured(first), SegmentState::Measured(second)) = (first, second)
+            {
+                return Some(SegmentJob::Merge {
+                    number: *number,
+                    first,
+                    second,
+                    threads: threads / simultaneous_merges.max(1),
+                });
+            }
         }
-        let (counter, tally, batch) = (&mut counter, &mut tally, &slot_batch);
-        dispatch!(simd, count_batch(counter: &mut DeadSlotCounter, tally: &mut Tally, batch: &SlotBatch));
-        slot_batch.old_slots.clear();
-        slot_batch.new_slots.clear();
-        // The finding thread may have ended already.
-        let _ = batch_returner.send(slot_batch);
+        for (number, state) in &mut self.segments {
+            if let SegmentState::Arriving(arriving) = state
+                && !arriving.is_taken
+            {
+                arriving.is_taken = true;
+                return Some(SegmentJob::Measure { number: *number });
+            }
+        }
+        None
     }
-    drop(counter);
-    tally.finish(0)
+
+    /// Returns the index of the first of two measured neighbors that should merge: those with the fewest lines. Before the
+    /// end of the stream, the first must not have many more lines than the second.
+    fn find_merge(&self, all_measured: bool) -> Option<usize> {
+        let mut cheapest: Option<(usize, usize)> = None;
+        for (index, pair) in self.segments.windows(2).enumerate() {
+            let [
+                (_, SegmentState::Measured(first)),
+                (_, SegmentState::Measured(second)),
+            ] = pair
+            else {
+                continue;
+            };
+            let (first_lines, second_lines) = (first.line_count(), second.line_count());
+            let is_due = all_measured || first_lines / 3 <= second_lines / 2;
+            let sum = first_lines + second_lines;
+            if is_due && cheapest.is_none_or(|(_, lines)| sum < lines) {
+                cheapest = Some((index, sum));
+            }
+        }
+        cheapest.map(|(index, _)| index)
+    }
 }
 
-#[inline(always)]
-unsafe fn count_batch<L: Lanes>(
-    counter: &mut DeadSlotCounter,
-    tally: &mut Tally,
-    batch: &SlotBatch,
-) {
-    for (old_slots, new_slots) in batch
-        .old_slots
-        .chunks(BATCH_ACCESSES)
-        .zip(batch.new_slots.chunks(BATCH_ACCESSES))
-    {
-        tally.reserve(batch.line_count);
-        // SAFETY: the caller guarantees that the processor has `L`.
-        unsafe { counter.kill_and_count::<L>(old_slots, new_slots, tally) };
+impl<M: SegmentMeter> SharedSegments<M> {
+    fn lock(&self) -> MutexGuard<'_, SegmentQueue<M>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stop(&self) {
+        self.lock().is_stopped = true;
+        self.work.notify_all();
+        self.space.notify_all();
+    }
+
+    fn wait<'a>(&self, queue: MutexGuard<'a, SegmentQueue<M>>) -> MutexGuard<'a, SegmentQueue<M>> {
+        self.work
+            .wait(queue)
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run_worker(&self) {
+        let guard = PanicGuard(self);
+        let mut queue = self.lock();
+        while !queue.is_finished() {
+            let Some(job) = queue.take_job(self.threads) else {
+                queue = self.wait(queue);
+                continue;
+            };
+            drop(queue);
+            let (number, outcome) = self.run_job(job);
+            queue = self.lock();
+            match outcome {
+                Ok(summary) => {
+                    if let Some(state) = queue.find(number) {
+                        *state = SegmentState::Measured(summary);
+                    }
+                }
+                Err(error) => {
+                    queue.error = Some(error);
+                    self.space.notify_all();
+                }
+            }
+            self.work.notify_all();
+        }
+        drop((queue, guard));
+    }
+
+    fn run_job(&self, job: SegmentJob<M>) -> (u64, Result<M::Summary, StackError>) {
+        match job {
+            SegmentJob::Measure { number } => (number, self.measure(number)),
+            SegmentJob::Merge {
+                number,
+                first,
+                second,
+                threads,
+            } => (number, first.merge(second, threads)),
+        }
+    }
+
+    /// Measures a segment while it arrives.
+    fn measure(&self, number: u64) -> Result<M::Summary, StackError> {
+        let mut meter = (self.new_meter)();
+        while let Some(mut chunk) = self.next_chunk(number) {
+            meter.push(&chunk)?;
+            chunk.clear();
+            self.lock().free_chunks.push(chunk);
+            self.space.notify_one();
+        }
+        meter.finish()
+    }
+
+    /// Waits for the next chunk of a segment; `None` at its end, and when the stream is given up.
+    fn next_chunk(&self, number: u64) -> Option<Vec<M::Access>> {
+        let mut queue = self.lock();
+        loop {
+            if queue.is_stopped || queue.error.is_some() {
+                return None;
+            }
+            let Some(SegmentState::Arriving(arriving)) = queue.find(number) else {
+                return None;
+            };
+            if let Some(chunk) = arriving.chunks.pop_front() {
+                return Some(chunk);
+            }
+            if arriving.is_whole {
+                return None;
+            }
+            queue = self.wait(queue);
+        }
+    }
+}
+
+/// Stops all threads if one panics, because they would wait for its segment.
+struct PanicGuard<'a, M: SegmentMeter>(&'a SharedSegments<M>);
+
+impl<M: SegmentMeter> Drop for PanicGuard<'_, M> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop();
+        }
     }
 }

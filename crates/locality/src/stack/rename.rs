@@ -58,6 +58,21 @@ impl Renamer {
         }
     }
 
+    /// Writes the original address of each renamed line.
+    pub(super) fn restore(&self, lines: &mut [u64]) {
+        if self.page_count == 0 {
+            return;
+        }
+        let mut pages = vec![0; self.page_count as usize + 1];
+        for entry in &self.table {
+            pages[entry.number as usize] = entry.page;
+        }
+        for line in lines.iter_mut().filter(|line| **line >= NARROW_LIMIT) {
+            let number = (*line - NARROW_LIMIT) / LINES_PER_PAGE;
+            *line = pages[number as usize] * LINES_PER_PAGE + *line % LINES_PER_PAGE;
+        }
+    }
+
     fn home_slot(&self, page: u64) -> usize {
         (mix(page) >> (64 - self.table.len().trailing_zeros())) as usize
     }

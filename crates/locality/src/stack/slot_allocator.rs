@@ -1,9 +1,8 @@
-//! The finding half of the engine, which assigns slots, renames wide lines, and compacts when slots run out.
+//! The finding half of the engine, which assigns slots, and compacts when they run out.
 
 use super::StackError;
 use super::batch::{BATCH_ACCESSES, SlotPairs};
 use super::finder::{FinderKind, SlotFinder};
-use super::rename::Renamer;
 use crate::simd::{Lanes, Simd, dispatch};
 
 /// Maximum number of distinct lines: slots are below 2^32, and a compaction is worth its cost only if it frees half of
@@ -18,6 +17,8 @@ pub(super) struct FinderLimits {
     /// Initial and minimum number of slots; at least two batches.
     pub min_slots: usize,
     pub max_lines: usize,
+    /// Number of lines beyond which distances are not told apart; older lines are forgotten at compactions.
+    pub cap_lines: usize,
 }
 
 impl Default for FinderLimits {
@@ -26,6 +27,7 @@ impl Default for FinderLimits {
             kind: FinderKind::default(),
             min_slots: 1 << 16,
             max_lines: MAX_LINES,
+            cap_lines: usize::MAX,
         }
     }
 }
@@ -34,7 +36,6 @@ impl Default for FinderLimits {
 pub(super) struct SlotAllocator {
     simd: Simd,
     finder: SlotFinder,
-    renamer: Renamer,
     /// Slot of the next access. Slot 0 is never assigned, because finders use 0 for lines that have not occurred.
     next_slot: usize,
     slot_count: usize,
@@ -47,7 +48,6 @@ impl SlotAllocator {
         SlotAllocator {
             simd,
             finder,
-            renamer: Renamer::default(),
             next_slot: 1,
             slot_count: limits.min_slots,
             limits,
@@ -69,6 +69,11 @@ impl SlotAllocator {
         self.finder.line_count()
     }
 
+    /// Returns the number of lines beyond which distances are not told apart.
+    pub(super) fn cap_lines(&self) -> usize {
+        self.limits.cap_lines
+    }
+
     /// Returns whether a compaction must precede the next batch of `len` accesses.
     #[inline(always)]
     pub(super) fn is_full(&self, len: usize) -> bool {
@@ -82,42 +87,28 @@ impl SlotAllocator {
         let slot = self.next_slot as u32;
         self.next_slot += lines.len();
         // SAFETY: the caller guarantees that the processor has `L`.
-        unsafe {
-            if Renamer::is_narrow(lines) {
-                self.finder.replace_slots::<L>(lines, slot, pairs);
-            } else {
-                let mut renamed_lines = [0; BATCH_ACCESSES];
-                let renamed_batch = &mut renamed_lines[..lines.len()];
-                self.renamer.rename(lines, renamed_batch);
-                self.finder.replace_slots::<L>(renamed_batch, slot, pairs);
-            }
-        }
-        self.finder.switch_to_sparse_if_smaller();
+        unsafe { self.finder.replace_slots::<L>(lines, slot.., pairs) };
     }
 
     /// Moves all lines to the lowest slots, in order, and makes room for at least three times as many accesses as there
-    /// are lines. `dead_bits` contains the dead bits, if the caller has them. Afterward the caller must rebuild its
-    /// counter with [`Self::slots`].
+    /// are lines. Afterward the caller must rebuild its counter with [`Self::slots`].
     ///
     /// # Errors
-    /// Returns an error if there are too many distinct lines for 32-bit slots.
-    pub(super) fn compact(&mut self, dead_bits: Option<&[u64]>) -> Result<(), StackError> {
-        if self.lines() > self.limits.max_lines - BATCH_ACCESSES {
+    /// Returns an error if there are too many distinct lines.
+    pub(super) fn compact(&mut self, dead_bits: &[u64]) -> Result<(), StackError> {
+        let limit_lines = self.limits.max_lines;
+        if self.lines().min(self.limits.cap_lines) > limit_lines - BATCH_ACCESSES {
             return Err(StackError {
-                limit_lines: self.limits.max_lines as u64,
+                limit_lines: limit_lines as u64,
             });
         }
-        let rebuilt_bits;
-        let dead_bits = match dead_bits {
-            Some(dead) => dead,
-            None => {
-                rebuilt_bits = self.rebuild_dead_bits();
-                &rebuilt_bits
-            }
-        };
-        let (simd, finder) = (self.simd, &mut self.finder);
-        dispatch!(simd, renumber_slots(finder: &mut SlotFinder, dead_bits: &[u64]));
+
+        self.renumber(dead_bits);
+        if self.lines() > self.limits.cap_lines {
+            self.finder.keep_newest(self.limits.cap_lines);
+        }
         self.finder.switch_to_dense_if_smaller();
+
         self.next_slot = self.lines() + 1;
         let desired_slots = (4 * self.lines())
             .max(self.next_slot + 2 * BATCH_ACCESSES)
@@ -126,13 +117,17 @@ impl SlotAllocator {
         Ok(())
     }
 
-    fn rebuild_dead_bits(&mut self) -> Vec<u64> {
-        let mut dead_bits = vec![!0; self.slot_count.div_ceil(64)];
-        // Free places contain slot 0, which is never dead, so they clear a bit that is already clear.
-        self.finder
-            .for_each_slot(|slot| dead_bits[*slot as usize / 64] &= !(1 << (*slot % 64)));
-        dead_bits[0] &= !1;
-        dead_bits
+    fn renumber(&mut self, dead_bits: &[u64]) {
+        let (simd, finder) = (self.simd, &mut self.finder);
+        dispatch!(simd, renumber_slots(finder: &mut SlotFinder, dead_bits: &[u64]));
+    }
+
+    /// Returns the distinct lines in order of their last touch, at most the newest `cap_lines`.
+    pub(super) fn into_last_touches(mut self, dead_bits: &[u64]) -> Vec<u64> {
+        self.renumber(dead_bits);
+        let mut lines = self.finder.list_by_slot();
+        keep_newest(&mut lines, self.limits.cap_lines);
+        lines
     }
 
     /// Returns whether the sparse form is in use.
@@ -140,6 +135,12 @@ impl SlotAllocator {
     pub(super) fn is_sparse(&self) -> bool {
         self.finder.is_sparse()
     }
+}
+
+/// Removes the first lines of a list if it has more than `line_count`.
+pub(super) fn keep_newest(lines: &mut Vec<u64>, line_count: usize) {
+    let surplus = lines.len().saturating_sub(line_count);
+    lines.drain(..surplus);
 }
 
 /// Subtracts from every slot the number of dead slots below it. Slot 0, which marks a free place, does not change.

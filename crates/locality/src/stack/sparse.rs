@@ -76,7 +76,7 @@ impl SparseFinder {
     pub(super) unsafe fn replace_slots<L: Lanes>(
         &mut self,
         lines: &[u64],
-        first_slot: u32,
+        new_slots: impl Iterator<Item = u32>,
         pairs: &mut SlotPairs,
     ) {
         if Self::bucket_bits_for(self.line_count + lines.len()) > self.bucket_bits {
@@ -91,7 +91,7 @@ impl SparseFinder {
             prefetch(self.buckets.as_ptr().wrapping_add(home));
         }
         let bucket_bits = self.bucket_bits;
-        for (index, new_slot) in (0..lines.len()).zip(first_slot..) {
+        for (index, new_slot) in (0..lines.len()).zip(new_slots) {
             if let Some(&(home, _)) = home_entries.get(index + PREFETCH_AHEAD) {
                 prefetch(self.buckets.as_ptr().wrapping_add(home));
             }

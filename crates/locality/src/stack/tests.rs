@@ -2,8 +2,12 @@
 
 use super::batch::BATCH_ACCESSES;
 use super::finder::FinderKind;
+use super::parallel::SegmentLengths;
 use super::slot_allocator::FinderLimits;
-use super::{COLD, DistanceHistogram, ParallelStackDistances, StackDistances};
+use super::{
+    COLD, DistanceHistogram, ParallelSegments, Segment, SegmentBuilder, SegmentParts,
+    StackDistances, StackError, StackLimits,
+};
 use crate::simd::Simd;
 use cachemate_core::SplitMix64;
 use proptest::prelude::*;
@@ -93,41 +97,188 @@ proptest! {
     }
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+/// Measures the pieces of a stream between these cuts, and merges neighbors in the order that `picks` choose.
+fn by_segments(
+    lines: &[u64],
+    cuts: &[usize],
+    picks: &[usize],
+    limits: FinderLimits,
+) -> Result<Segment, StackError> {
+    let mut bounds: Vec<usize> = cuts.iter().map(|cut| cut % (lines.len() + 1)).collect();
+    bounds.extend([0, lines.len()]);
+    bounds.sort_unstable();
+    let mut segments = Vec::new();
+    for pair in bounds.windows(2) {
+        let mut builder = SegmentBuilder::with_limits(Simd::detect_best(), limits);
+        builder.push(&lines[pair[0]..pair[1]])?;
+        segments.push(builder.finish()?);
+    }
+    for pick in picks.iter().cycle() {
+        if segments.len() < 2 {
+            break;
+        }
+        let index = pick % (segments.len() - 1);
+        let next = segments.remove(index + 1);
+        let first = segments.remove(index);
+        segments.insert(index, first.merge(next, 1 + pick % 3)?);
+    }
+    Ok(segments.remove(0))
+}
 
-    /// Do two or more threads give the oracle's distances?
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Does every division of a stream into segments, merged in any order on any number of threads, give the oracle's
+    /// distances, and the same segment?
     #[test]
-    fn several_threads_give_the_oracles_distances(lines in any_trace(), threads in 0usize..6) {
-        let mut engine = ParallelStackDistances::with_sizes(threads, Simd::detect_best(), small_limits(FinderKind::default()));
-        lines.chunks(700).for_each(|lines| engine.push(lines).unwrap());
-        prop_assert_eq!(engine.finish().unwrap(), mattson_histogram(lines.iter().copied()));
+    fn any_cuts_and_any_order_of_merges_give_the_same_bits(
+        lines in any_trace(),
+        cuts in prop::collection::vec(any::<usize>(), 0..12),
+        picks in prop::collection::vec(any::<usize>(), 1..12),
+    ) {
+        let expected = mattson_histogram(lines.iter().copied());
+        let whole = by_segments(&lines, &[], &[0], small_limits(FinderKind::default())).unwrap();
+        let expected_parts = whole.into_parts();
+        for kind in FORMS {
+            let merge_all = || by_segments(&lines, &cuts, &picks, small_limits(kind)).unwrap();
+            prop_assert_eq!(&merge_all().into_parts(), &expected_parts);
+            prop_assert_eq!(&merge_all().into_histogram(), &expected);
+        }
+    }
+
+    /// With a cap, are all distances below it exact, the others one number, and the lists no longer than the cap,
+    /// however the stream is cut?
+    #[test]
+    fn distances_below_the_cap_are_exact(
+        lines in any_trace(),
+        cap_lines in 1usize..300,
+        cuts in prop::collection::vec(any::<usize>(), 0..6),
+        picks in prop::collection::vec(any::<usize>(), 1..6),
+    ) {
+        let expected = mattson_histogram(lines.iter().copied());
+        let limits = FinderLimits { cap_lines, ..small_limits(FinderKind::default()) };
+        let segment = by_segments(&lines, &cuts, &picks, limits).unwrap();
+        let beyond_count = segment.beyond_count();
+        let parts = segment.into_parts();
+        let near = |counts: &[(u64, u64)]| -> Vec<(u64, u64)> {
+            counts.iter().copied().filter(|&(distance, _)| distance < cap_lines as u64).collect()
+        };
+        prop_assert_eq!(&parts.counts, &near(expected.counts()));
+        let lines_below_cap = expected.cold_count().min(cap_lines as u64);
+        prop_assert_eq!(parts.first_touches.len() as u64, lines_below_cap);
+        prop_assert_eq!(parts.last_touches.len() as u64, lines_below_cap);
+        prop_assert_eq!(beyond_count, expected.misses_at(cap_lines as u64) - lines_below_cap);
+        let whole = by_segments(&lines, &[], &[0], limits).unwrap();
+        prop_assert_eq!(parts, whole.into_parts());
+    }
+
+    /// Does a stored segment continue as the measured one does?
+    #[test]
+    fn a_stored_segment_continues_as_the_measured_one(lines in any_trace(), cut in any::<usize>(), cap in 0usize..200) {
+        let stack_limits = StackLimits { cap_lines: (cap > 0).then_some(cap), max_lines: None };
+        let limits = FinderLimits { cap_lines: stack_limits.cap_lines.unwrap_or(usize::MAX), ..FinderLimits::default() };
+        let expected = by_segments(&lines, &[], &[0], limits).unwrap().into_parts();
+        let (first, second) = lines.split_at(cut % lines.len());
+        let stored = |lines: &[u64]| {
+            let parts = by_segments(lines, &[], &[0], limits).unwrap().into_parts();
+            Segment::from_parts(parts, stack_limits).unwrap()
+        };
+        prop_assert_eq!(stored(first).merge(stored(second), 2).unwrap().into_parts(), expected);
     }
 }
 
-/// Do several threads agree with one on a trace with many messages and compactions?
+/// Does an engine on this number of threads, with segments of one chunk, give what one thread gives?
+fn assert_threads_agree(lines: &[u64], threads: usize) {
+    let mut single = StackDistances::new();
+    single.push(lines).unwrap();
+    let lengths = SegmentLengths::of_one_chunk(threads);
+    let new_meter = || SegmentBuilder::new(StackLimits::default());
+    let mut engine = ParallelSegments::with_lengths(threads, lengths, new_meter);
+    lines
+        .chunks(77_777)
+        .for_each(|lines| engine.push(lines).unwrap());
+    let histogram = engine.finish().unwrap().into_histogram();
+    assert!(
+        histogram == single.finish().unwrap(),
+        "{threads} threads, {} accesses",
+        lines.len()
+    );
+}
+
+/// Do several threads agree with one on streams with a growing set of lines, with one line, with none repeated, with all
+/// repeated, and without accesses?
 #[test]
-fn threads_agree_on_a_long_trace() {
+fn threads_agree_with_one_on_every_kind_of_stream() {
     let mut random = SplitMix64::new(9);
-    let lines: Vec<u64> = (0..600_000)
+    let growing: Vec<u64> = (0..900_000)
         .map(|index| random.draw_below(1 + index % 50_000) * 3)
         .collect();
-    let mut distances = StackDistances::new();
-    distances.push(&lines).unwrap();
-    let expected = distances.finish().unwrap();
-    for threads in [2, 3, 4] {
-        let mut engine = ParallelStackDistances::new(threads);
-        engine.push(&lines).unwrap();
-        assert_eq!(engine.finish().unwrap(), expected, "{threads} threads");
+    let one_line = vec![7; 300_000];
+    let none_repeated: Vec<u64> = (0..500_000).collect();
+    let all_repeated: Vec<u64> = (0..400_000).map(|index| index % 200_000).collect();
+    for threads in [1, 2, 3, 8] {
+        for lines in [&growing, &one_line, &none_repeated, &all_repeated] {
+            assert_threads_agree(lines, threads);
+        }
+        assert_threads_agree(&[], threads);
     }
 }
 
 /// Do the threads end if the engine is dropped before the stream is finished?
 #[test]
 fn dropping_early_ends_the_threads() {
-    let mut engine = ParallelStackDistances::new(3);
-    engine.push(&[1, 2, 1]).unwrap();
+    let new_meter = || SegmentBuilder::new(StackLimits::default());
+    let mut engine = ParallelSegments::new(3, None, new_meter);
+    engine.push(&vec![1; 200_000]).unwrap();
     drop(engine);
+}
+
+/// Is a stream with too many lines refused with the limit, in a segment and by a merge, on threads too?
+#[test]
+fn segments_with_too_many_lines_are_refused_with_the_limit() {
+    let limits = FinderLimits {
+        max_lines: 1000,
+        ..small_limits(FinderKind::default())
+    };
+    let lines: Vec<u64> = (0..1600).collect();
+    let in_one_segment = by_segments(&lines, &[], &[0], limits).unwrap_err();
+    let by_a_merge = by_segments(&lines, &[800], &[0], limits).unwrap_err();
+    assert_eq!(
+        (in_one_segment.limit_lines, by_a_merge.limit_lines),
+        (1000, 1000)
+    );
+
+    let limits = StackLimits {
+        max_lines: Some(100_000),
+        cap_lines: None,
+    };
+    let mut engine = ParallelSegments::new(2, None, move || SegmentBuilder::new(limits));
+    let lines: Vec<u64> = (0..3_000_000).collect();
+    let pushed = engine.push(&lines).map(|()| 0);
+    let outcome = pushed.and_then(|_| engine.finish().map(|segment| segment.line_count()));
+    assert_eq!(outcome.unwrap_err().limit_lines, 100_000);
+}
+
+/// Are stored segments refused that no stream has: repeated lines, different lines, too far distances, a surplus without
+/// a cap?
+#[test]
+fn impossible_segments_are_refused() {
+    let parts = SegmentParts {
+        first_touches: vec![1, 2, 3],
+        last_touches: vec![3, 1, 2],
+        counts: vec![(0, 5), (2, 1)],
+        beyond_count: 0,
+    };
+    let is_accepted = |change: fn(&mut SegmentParts)| {
+        let mut parts = parts.clone();
+        change(&mut parts);
+        Segment::from_parts(parts, StackLimits::default()).is_some()
+    };
+    assert!(is_accepted(|_| ()));
+    assert!(!is_accepted(|parts| parts.first_touches[0] = 2));
+    assert!(!is_accepted(|parts| parts.last_touches[0] = 4));
+    assert!(!is_accepted(|parts| parts.counts.push((3, 1))));
+    assert!(!is_accepted(|parts| parts.beyond_count = 1));
 }
 
 /// Does the finder switch to the smaller form, and back, without a wrong distance?

@@ -1,12 +1,14 @@
 //! Exact stack distances on two threads against one, by the wall clock, which needs two free cores to be meaningful; and
-//! in 2, 4 and 16 segments against one pass, by CPU time: the work efficiency that as many threads would have.
+//! in 2, 4 and 16 segments on one thread against one pass, by CPU time: the work efficiency that as many threads would
+//! have.
 
 use super::stack::{exact_histogram, fingerprint};
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use cachemate_locality::simd::Simd;
 use cachemate_locality::stack::{
-    DistanceHistogram, ParallelSegments, Segment, SegmentBuilder, StackLimits,
+    DistanceHistogram, MeasuredRange, Segment, SegmentStream, StackError, StackLimits,
+    measure_ranges,
 };
 
 pub const GROUP: BenchGroup = BenchGroup {
@@ -15,39 +17,32 @@ pub const GROUP: BenchGroup = BenchGroup {
     run,
 };
 
-fn count_on_threads(threads: usize, lines: &[u64]) -> DistanceHistogram {
-    let new_meter = || SegmentBuilder::new(StackLimits::default());
-    let mut engine = ParallelSegments::new(threads, Some(lines.len() as u64), new_meter);
-    engine
+/// Measures a stream that is pushed.
+fn count_pushed(threads: usize, lines: &[u64]) -> DistanceHistogram {
+    let new_meter = || Segment::new(StackLimits::default());
+    let mut stream = SegmentStream::new(threads, Some(lines.len() as u64), new_meter);
+    stream
         .push(lines)
-        .and_then(|()| engine.finish())
-        .map(|segment| segment.into_histogram())
+        .and_then(|()| stream.finish()?.finish())
         .expect("the traces have fewer lines than the limit")
+        .histogram
 }
 
-/// Measures equal segments one after the other, and merges neighbors in rounds.
-fn count_in_segments(count: usize, lines: &[u64]) -> DistanceHistogram {
-    let measure = |part: &[u64]| {
-        let mut builder = SegmentBuilder::new(StackLimits::default());
-        let pushed = builder.push(part);
-        pushed.and_then(|()| builder.finish())
-    };
-    let mut segments: Vec<Segment> = lines
-        .chunks(lines.len().div_ceil(count))
-        .map(|part| measure(part).expect("the traces have fewer lines than the limit"))
+/// Measures equal ranges of lines that any thread can read.
+fn count_in_ranges(threads: usize, range_count: usize, lines: &[u64]) -> DistanceHistogram {
+    let ranges: Vec<&[u64]> = lines
+        .chunks(lines.len().div_ceil(range_count).max(1))
         .collect();
-    while segments.len() > 1 {
-        let mut merged = Vec::new();
-        let mut remaining = segments.into_iter();
-        while let Some(first) = remaining.next() {
-            merged.push(match remaining.next() {
-                Some(next) => first.merge(next, 1).expect("as few lines as before"),
-                None => first,
-            });
-        }
-        segments = merged;
-    }
-    segments.remove(0).into_histogram()
+    let measure = |range: u64| -> Result<MeasuredRange<Segment>, StackError> {
+        let mut meter = Segment::new(StackLimits::default());
+        meter.push(ranges[range as usize])?;
+        let is_whole = true;
+        Ok(MeasuredRange { meter, is_whole })
+    };
+    measure_ranges(threads, ranges.len() as u64, measure)
+        .and_then(|segment| segment.expect("a trace has accesses").finish())
+        .expect("the traces have fewer lines than the limit")
+        .histogram
 }
 
 fn run(options: &Options) -> Vec<ResultRow> {
@@ -58,9 +53,12 @@ fn run(options: &Options) -> Vec<ResultRow> {
             Contender::new("1 thread", || {
                 fingerprint(&exact_histogram(Simd::detect_best(), lines))
             }),
-            Contender::new("2 threads", || fingerprint(&count_on_threads(2, lines)))
-                .compare_with(0, Some(1.5))
-                .with_max_bytes(80_000_000),
+            Contender::new("2 threads", || fingerprint(&count_in_ranges(2, 2, lines)))
+                .compare_with(0, Some(1.8)),
+            Contender::new("2 threads, pushed", || {
+                fingerprint(&count_pushed(2, lines))
+            })
+            .compare_with(0, None),
         ];
         rows.extend(compare(
             "threads",
@@ -75,7 +73,7 @@ fn run(options: &Options) -> Vec<ResultRow> {
             fingerprint(&exact_histogram(Simd::detect_best(), lines))
         })];
         for count in [2, 4, 16] {
-            let work = move || fingerprint(&count_in_segments(count, lines));
+            let work = move || fingerprint(&count_in_ranges(1, count, lines));
             let bar = (count == 16).then_some(0.9);
             contenders.push(Contender::new(format!("{count} segments"), work).compare_with(0, bar));
         }

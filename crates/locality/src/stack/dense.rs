@@ -61,6 +61,39 @@ impl DenseFinder {
         }
     }
 
+    /// Writes the slot of each line, or 0.
+    #[inline(always)]
+    pub(super) fn find_slots(&self, lines: &[u64], slots: &mut [u32]) {
+        let mut cells = [0usize; BATCH_ACCESSES];
+        let cells = &mut cells[..lines.len()];
+        for (cell, &line) in cells.iter_mut().zip(lines) {
+            // Leaf 0 has no slots.
+            let leaf = self.find_leaf(line / LINES_PER_PAGE as u64).unwrap_or(0);
+            *cell = leaf * LINES_PER_PAGE + line as usize % LINES_PER_PAGE;
+            prefetch(self.leaves.as_ptr().wrapping_add(*cell));
+        }
+        for (slot, &cell) in slots.iter_mut().zip(cells.iter()) {
+            *slot = self.leaves[cell];
+        }
+    }
+
+    /// Returns the leaf of a page.
+    #[inline(always)]
+    fn find_leaf(&self, page: u64) -> Option<usize> {
+        let mask = self.page_table.len() - 1;
+        let mut index = (mix(page) >> (64 - self.page_table.len().trailing_zeros())) as usize;
+        loop {
+            let entry = self.page_table[index & mask];
+            if entry == 0 {
+                return None;
+            }
+            if entry >> LEAF_BITS == page {
+                return Some((entry & ((1 << LEAF_BITS) - 1)) as usize);
+            }
+            index += 1;
+        }
+    }
+
     /// Returns the leaf of a page, and creates it if the page is new.
     #[inline(always)]
     fn find_or_add_leaf(&mut self, page: u64) -> usize {

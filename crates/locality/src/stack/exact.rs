@@ -170,8 +170,7 @@ impl StackDistances {
 
     /// Returns the histogram of all accesses.
     pub fn finish(mut self) -> Result<DistanceHistogram, StackError> {
-        let StackDistances { core, waiting } = &mut self;
-        waiting.flush(|lines| core.run_batches(lines, None))?;
+        self.flush()?;
         let EngineCore {
             slot_allocator,
             counter,
@@ -184,14 +183,62 @@ impl StackDistances {
         Ok(tally.finish(cold_count))
     }
 
-    /// Returns the first touches, the distances that are known, and the lines in order of last touch.
-    pub(super) fn finish_segment(mut self) -> Result<(FirstTouches, Tally, Vec<u64>), StackError> {
-        let StackDistances { core, waiting } = &mut self;
-        waiting.flush(|lines| core.run_batches(lines, None))?;
-        let first_touches = self.core.first_touches.unwrap_or_default();
-        let dead_bits = self.core.counter.dead_bits();
-        let last_touches = self.core.slot_allocator.into_last_touches(dead_bits);
-        Ok((first_touches, self.core.tally, last_touches))
+    /// Processes the accesses that wait for a batch.
+    fn flush(&mut self) -> Result<(), StackError> {
+        let StackDistances { core, waiting } = self;
+        waiting.flush(|lines| core.run_batches(lines, None))
+    }
+
+    /// Continues with the accesses that `next` has measured on its own. Both must remember first touches.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub(super) fn merge(&mut self, mut next: StackDistances) -> Result<(), StackError> {
+        self.flush()?;
+        next.flush()?;
+        if self.core.slot_allocator.lines() == 0 {
+            self.core = next.core;
+            return Ok(());
+        }
+        self.core.merge(next.core)
+    }
+
+    /// Returns the first touches, the known distances, and the lines in order of last touch if they are wanted.
+    pub(super) fn finish_segment(
+        mut self,
+        wants_last_touches: bool,
+    ) -> Result<(FirstTouches, Tally, Vec<u64>), StackError> {
+        self.flush()?;
+        let EngineCore {
+            slot_allocator,
+            counter,
+            mut tally,
+            first_touches,
+            ..
+        } = self.core;
+        let mut first_touches = first_touches.unwrap_or_default();
+        first_touches.beyond_count += tally.remove_beyond(slot_allocator.cap_lines());
+        let mut last_touches = Vec::new();
+        if wants_last_touches {
+            last_touches = slot_allocator.into_last_touches(counter.dead_bits());
+        }
+        Ok((first_touches, tally, last_touches))
+    }
+
+    /// Builds the engine that has measured these accesses.
+    pub(super) fn from_segment(
+        limits: FinderLimits,
+        first_touches: FirstTouches,
+        tally: Tally,
+        last_touches: &[u64],
+    ) -> Result<Self, StackError> {
+        let mut engine = StackDistances::with_limits(Simd::detect_best(), limits);
+        // No line repeats, so that nothing is counted.
+        engine.push(last_touches)?;
+        engine.flush()?;
+        engine.core.tally = tally;
+        engine.core.first_touches = Some(first_touches);
+        Ok(engine)
     }
 
     /// Returns whether the sparse finder is in use.
@@ -226,29 +273,122 @@ impl EngineCore {
             if lines.is_empty() {
                 return Ok(());
             }
-            slot_allocator.compact(counter.dead_bits())?;
-            *counter = DeadSlotCounter::default();
-            *counter = DeadSlotCounter::new(slot_allocator.slots());
+            self.compact(2 * BATCH_ACCESSES)?;
         }
+    }
+
+    /// Renumbers the slots, and makes room for at least this number of accesses.
+    fn compact(&mut self, room: usize) -> Result<(), StackError> {
+        let dead_bits = self.counter.dead_bits();
+        self.slot_allocator.compact(dead_bits, room)?;
+        // Frees the old counter before the new one is allocated.
+        self.counter = DeadSlotCounter::default();
+        self.counter = DeadSlotCounter::new(self.slot_allocator.slots());
+        Ok(())
+    }
+
+    /// Continues with the accesses that `next` has measured on its own (see `segment.rs`).
+    fn merge(&mut self, next: EngineCore) -> Result<(), StackError> {
+        let next_firsts = next.first_touches.unwrap_or_default();
+        let room = next.slot_allocator.lines().max(next_firsts.lines.len());
+        if self.slot_allocator.is_full(room) {
+            self.compact(room)?;
+        }
+
+        let EngineCore {
+            simd,
+            slot_allocator,
+            counter,
+            tally,
+            pairs,
+            first_touches,
+        } = self;
+        let firsts = first_touches.get_or_insert_default();
+        let lines = &next_firsts.lines[..];
+        let line_count = dispatch!(*simd, count_first_touches(
+            slot_allocator: &mut SlotAllocator, counter: &mut DeadSlotCounter, tally: &mut Tally, pairs: &mut SlotPairs, lines: &[u64],
+            firsts: &mut FirstTouches
+        ) -> usize);
+        firsts.beyond_count += next_firsts.beyond_count;
+        tally.add(next.tally);
+
+        if next.slot_allocator.lines() >= slot_allocator.cap_lines() {
+            // All lines of earlier accesses are now too far down to be told apart.
+            *slot_allocator = next.slot_allocator;
+            *counter = next.counter;
+            return Ok(());
+        }
+        slot_allocator.check_lines(line_count)?;
+        slot_allocator.absorb(&next.slot_allocator, next.counter.dead_bits());
+        Ok(())
     }
 }
 
-impl FirstTouches {
-    /// Appends the lines of a batch whose slots are not among those of known lines.
-    #[inline(always)]
-    fn collect(&mut self, batch: &[u64], first_slot: u32, known_slots: &[u32], cap_lines: usize) {
-        let mut new_mask = u128::MAX >> (BATCH_ACCESSES - batch.len());
-        for &slot in known_slots {
-            new_mask &= !(1 << (slot - first_slot));
-        }
-        while new_mask != 0 {
-            let line = batch[new_mask.trailing_zeros() as usize];
-            if self.lines.len() < cap_lines {
-                self.lines.push(line);
-            } else {
-                self.beyond_count += 1;
+/// Counts the distances of lines that are touched for the first time by the accesses after those of this engine, and adds
+/// the lines that it does not know to `firsts`. Returns the number of lines that would then be known.
+#[inline(always)]
+unsafe fn count_first_touches<L: Lanes>(
+    slot_allocator: &mut SlotAllocator,
+    counter: &mut DeadSlotCounter,
+    tally: &mut Tally,
+    pairs: &mut SlotPairs,
+    lines: &[u64],
+    firsts: &mut FirstTouches,
+) -> usize {
+    let mut old_slots = [0; BATCH_ACCESSES];
+    let mut new_slot = slot_allocator.next_slot() as u32;
+    let mut line_count = slot_allocator.lines();
+    for batch in lines.chunks(BATCH_ACCESSES) {
+        let old_slots = &mut old_slots[..batch.len()];
+        // SAFETY: the caller guarantees that the processor has `L`.
+        unsafe { slot_allocator.find_slots::<L>(batch, old_slots) };
+        pairs.clear();
+        for (&line, &mut old_slot) in batch.iter().zip(old_slots) {
+            pairs.push_known(old_slot, new_slot);
+            new_slot += 1;
+            if old_slot == 0 {
+                firsts.add(line, slot_allocator.cap_lines());
             }
-            new_mask &= new_mask - 1;
+        }
+
+        line_count += batch.len() - pairs.len;
+        tally.reserve(line_count);
+        let (old_slots, new_slots) = pairs.get();
+        // SAFETY: as above.
+        unsafe { counter.kill_and_count::<L>(old_slots, new_slots, tally) };
+    }
+    line_count
+}
+
+impl FirstTouches {
+    #[inline(always)]
+    fn add(&mut self, line: u64, cap_lines: usize) {
+        if self.lines.len() < cap_lines {
+            self.lines.push(line);
+        } else {
+            self.beyond_count += 1;
+        }
+    }
+
+    /// Adds the lines of a batch whose slots are not among those of known lines, which ascend. Most batches have few such
+    /// lines, so known ones are skipped in strides.
+    fn collect(&mut self, batch: &[u64], first_slot: u32, known_slots: &[u32], cap_lines: usize) {
+        const STRIDE: usize = 16;
+        let (mut index, mut known_index) = (0, 0);
+        while known_index < known_slots.len() {
+            let slot_after_stride = known_slots.get(known_index + STRIDE - 1);
+            if slot_after_stride == Some(&(first_slot + (index + STRIDE - 1) as u32)) {
+                (index, known_index) = (index + STRIDE, known_index + STRIDE);
+                continue;
+            }
+            let next_known = (known_slots[known_index] - first_slot) as usize;
+            for &line in &batch[index..next_known] {
+                self.add(line, cap_lines);
+            }
+            (index, known_index) = (next_known + 1, known_index + 1);
+        }
+        for &line in &batch[index..] {
+            self.add(line, cap_lines);
         }
     }
 }

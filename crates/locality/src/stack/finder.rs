@@ -128,16 +128,56 @@ impl SlotFinder {
         }
     }
 
+    /// Writes the slot of each line of one batch, or 0 for lines that have not occurred.
+    #[inline(always)]
+    pub(super) unsafe fn find_slots<L: Lanes>(&mut self, lines: &[u64], slots: &mut [u32]) {
+        let mut renamed_lines = [0; BATCH_ACCESSES];
+        let mut narrow_lines = lines;
+        if !Renamer::is_narrow(lines) {
+            // New pages get a number, which costs nothing if their lines follow.
+            self.renamer.rename(lines, &mut renamed_lines[..lines.len()]);
+            narrow_lines = &renamed_lines[..lines.len()];
+        }
+        match &self.table {
+            SlotTable::Dense(dense) => dense.find_slots(narrow_lines, slots),
+            // SAFETY: the caller guarantees that the processor has `L`.
+            SlotTable::Sparse(sparse) => unsafe { sparse.find_slots::<L>(narrow_lines, slots) },
+        }
+    }
+
+    /// Calls `visit` on all lines and their slots, in batches and in the order of the table, which is that in which
+    /// another finder visits its own memory fastest.
+    #[inline(always)]
+    pub(super) fn for_each_batch(&self, mut visit: impl FnMut(&[u64], &[u32])) {
+        let pages = self.renamer.list_pages();
+        let (mut lines, mut slots) = ([0; BATCH_ACCESSES], [0; BATCH_ACCESSES]);
+        let mut len = 0;
+        let mut take = |(line, slot): (u64, u32)| {
+            (lines[len], slots[len]) = (line, slot);
+            len += 1;
+            if len == BATCH_ACCESSES {
+                pages.restore(&mut lines);
+                visit(&lines, &slots);
+                len = 0;
+            }
+        };
+        match &self.table {
+            SlotTable::Dense(dense) => dense.lines_and_slots().for_each(&mut take),
+            SlotTable::Sparse(sparse) => sparse.lines_and_slots().for_each(&mut take),
+        }
+        pages.restore(&mut lines[..len]);
+        visit(&lines[..len], &slots[..len]);
+    }
+
     /// Returns the lines in order of their slots, which are 1 to the number of lines.
     pub(super) fn list_by_slot(&self) -> Vec<u64> {
-        let mut lines = vec![0; self.line_count];
-        let mut place = |(line, slot): (u64, u32)| lines[slot as usize - 1] = line;
-        match &self.table {
-            SlotTable::Dense(dense) => dense.lines_and_slots().for_each(&mut place),
-            SlotTable::Sparse(sparse) => sparse.lines_and_slots().for_each(&mut place),
-        }
-        self.renamer.restore(&mut lines);
-        lines
+        let mut listed_lines = vec![0; self.line_count];
+        self.for_each_batch(|lines, slots| {
+            for (&line, &slot) in lines.iter().zip(slots) {
+                listed_lines[slot as usize - 1] = line;
+            }
+        });
+        listed_lines
     }
 
     /// Forgets all lines but the newest. Slots are 1 to the number of lines, before and afterward.

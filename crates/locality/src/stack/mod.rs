@@ -29,8 +29,8 @@ mod tests;
 pub(crate) use counter::DeadSlotCounter;
 pub use exact::{COLD, StackDistances};
 pub use histogram::{DistanceHistogram, ParseHistogramError};
-pub use parallel::{ParallelSegments, SegmentMeter, SegmentSummary};
-pub use segment::{Segment, SegmentBuilder, SegmentParts, StackLimits};
+pub use parallel::{MeasuredRange, SegmentMeter, SegmentStream, measure_ranges};
+pub use segment::{Segment, SegmentDistances, SegmentParts, StackLimits};
 
 /// The error for a trace with more distinct lines than the engine can number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

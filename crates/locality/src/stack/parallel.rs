@@ -1,304 +1,362 @@
 //! Segments of one stream on several threads, with the same result as one pass on one thread.
 //!
-//! The stream is cut into segments ([`super::segment`]). Each is measured by one thread while it arrives, and neighbors
-//! merge as soon as both are known, unless the first has many more lines than the second: merging a large segment with
-//! small ones one by one would search its lines again each time. So at most a few segments wait, whose lines add up to a
-//! small multiple of the stream's. A segment that is cut in the middle of a burst of first touches costs no more than
-//! these touches, so the cuts need no choice; segments much longer than their number of lines make merging cheap.
+//! The stream is cut into segments ([`super::segment`]), each of which one thread measures; a thread that has measured one
+//! merges it with its neighbors, as far as these are known. Merging costs as much as the lines of the later segment, and
+//! measuring as much as its accesses, so segments should be much longer than their number of lines; otherwise cuts need
+//! no choice.
+//!
+//! There are two ways to divide the work, with the same merges. [`measure_ranges`] is for streams that can be read from
+//! any place: each thread reads and decodes its own range, and nothing waits. [`SegmentStream`] is for all others: the
+//! caller pushes accesses, and a thread takes over a segment when all of it has arrived.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use super::{Segment, SegmentBuilder, StackError};
+use super::{Segment, StackError};
 
-/// Number of accesses that are handed to a thread together.
-const CHUNK_ACCESSES: usize = 1 << 16;
-const MIN_SEGMENT_ACCESSES: u64 = 1 << 20;
-const MAX_SEGMENT_ACCESSES: u64 = 1 << 24;
-/// Bytes of accesses that may wait for each thread.
-const WAITING_BYTES: usize = 128 << 20;
+/// Minimum number of accesses in a segment of a stream.
+const MIN_SEGMENT_ACCESSES: usize = 1 << 18;
+/// Number of accesses in a segment of a stream for each of its lines, so that merging takes a small part of the time.
+const ACCESSES_PER_LINE: usize = 16;
+/// Bytes of accesses that may wait for all threads together.
+const WAITING_BYTES: usize = 384 << 20;
 
-/// A measurement of one segment on one thread.
-pub trait SegmentMeter: Send + 'static {
+/// A measurement of a stretch of accesses, which can be merged with that of the next stretch.
+pub trait SegmentMeter: Sized + Send + 'static {
     /// One access.
     type Access: Copy + Send + 'static;
-    /// The result, which merges with those of neighbors.
-    type Summary: SegmentSummary;
-    /// Adds the next accesses of the segment.
+
+    /// Adds the next accesses.
     ///
     /// # Errors
-    /// The segment has too many distinct lines.
+    /// There are too many distinct lines.
     fn push(&mut self, accesses: &[Self::Access]) -> Result<(), StackError>;
-    /// Returns the measured segment.
+
+    /// Adds what `next` has measured, whose accesses follow.
     ///
     /// # Errors
     /// As [`push`](Self::push).
-    fn finish(self) -> Result<Self::Summary, StackError>;
-}
+    fn merge(&mut self, next: Self) -> Result<(), StackError>;
 
-/// The result of measuring one segment.
-pub trait SegmentSummary: Sized + Send + 'static {
-    /// Returns the number of lines on which the cost of a merge depends.
+    /// Returns the number of lines on which the cost of merging depends.
     fn line_count(&self) -> usize;
-    /// Returns the summary of this segment and the next one together, with up to `threads` threads.
-    ///
-    /// # Errors
-    /// Both together have too many distinct lines.
-    fn merge(self, next: Self, threads: usize) -> Result<Self, StackError>;
 }
 
-impl SegmentMeter for SegmentBuilder {
+impl SegmentMeter for Segment {
     type Access = u64;
-    type Summary = Segment;
     fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
-        SegmentBuilder::push(self, lines)
+        Segment::push(self, lines)
     }
-    fn finish(self) -> Result<Segment, StackError> {
-        SegmentBuilder::finish(self)
+    fn merge(&mut self, next: Self) -> Result<(), StackError> {
+        Segment::merge(self, next)
     }
-}
-
-impl SegmentSummary for Segment {
     fn line_count(&self) -> usize {
         Segment::line_count(self)
     }
-    fn merge(self, next: Self, threads: usize) -> Result<Self, StackError> {
-        Segment::merge(self, next, threads)
+}
+
+/// Joins segments that arrive in any order.
+struct SegmentJoiner<M> {
+    /// Neither of two entries is the neighbor of the other: first segment, segment after the last one, meter.
+    waiting: Mutex<BTreeMap<u64, (u64, M)>>,
+}
+
+impl<M: SegmentMeter> SegmentJoiner<M> {
+    fn new() -> Self {
+        SegmentJoiner {
+            waiting: Mutex::new(BTreeMap::new()),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, (u64, M)>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the measurement of the segments from `first` on and before `end`, and merges it with its neighbors.
+    fn deliver(&self, mut first: u64, mut end: u64, mut meter: M) -> Result<(), StackError> {
+        loop {
+            let mut waiting = self.lock();
+            let before = waiting.range(..first).next_back();
+            let left = before.filter(|(_, (left_end, _))| *left_end == first);
+            let left_first = left.map(|(&left_first, _)| left_first);
+            if let Some(left_first) = left_first
+                && let Some((_, mut left)) = waiting.remove(&left_first)
+            {
+                drop(waiting);
+                left.merge(meter)?;
+                (first, meter) = (left_first, left);
+            } else if let Some((right_end, right)) = waiting.remove(&end) {
+                drop(waiting);
+                meter.merge(right)?;
+                end = right_end;
+            } else {
+                waiting.insert(first, (end, meter));
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes the measurement of the first segments, as far as all of them have arrived.
+    fn take_first(&self) -> Option<M> {
+        self.lock().remove(&0).map(|(_, meter)| meter)
+    }
+}
+
+/// The measurement of one range of a stream.
+pub struct MeasuredRange<M> {
+    /// Has measured the range, or its begin.
+    pub meter: M,
+    /// Whether the range was read to its end. If not, the result ends here.
+    pub is_whole: bool,
+}
+
+/// Measures consecutive ranges of a stream on this number of threads, and returns the measurement of all of them, or of
+/// those up to the first that is not whole. `None` if there are no ranges.
+///
+/// # Errors
+/// The error of the first range that has one.
+pub fn measure_ranges<M: SegmentMeter, E: From<StackError> + Send>(
+    threads: usize,
+    range_count: u64,
+    measure: impl Fn(u64) -> Result<MeasuredRange<M>, E> + Sync,
+) -> Result<Option<M>, E> {
+    let joiner = SegmentJoiner::new();
+    let next_range = AtomicU64::new(0);
+    let first_error: Mutex<Option<(u64, E)>> = Mutex::new(None);
+    let measure_and_join = |range: u64| -> Result<(), E> {
+        let MeasuredRange { meter, is_whole } = measure(range)?;
+        let mut end = range + 1;
+        if !is_whole {
+            next_range.fetch_max(range_count, Ordering::Relaxed);
+            // Nothing begins there, so nothing follows.
+            end = u64::MAX;
+        }
+        Ok(joiner.deliver(range, end, meter)?)
+    };
+    let run_worker = || {
+        loop {
+            let range = next_range.fetch_add(1, Ordering::Relaxed);
+            if range >= range_count {
+                return;
+            }
+            let Err(error) = measure_and_join(range) else {
+                continue;
+            };
+            next_range.fetch_max(range_count, Ordering::Relaxed);
+            let mut first_error = first_error.lock().unwrap_or_else(PoisonError::into_inner);
+            if first_error.as_ref().is_none_or(|(first, _)| range < *first) {
+                *first_error = Some((range, error));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..range_count.min(threads as u64) {
+            scope.spawn(run_worker);
+        }
+        run_worker();
+    });
+
+    let first_error = first_error.into_inner();
+    match first_error.unwrap_or_else(PoisonError::into_inner) {
+        Some((_, error)) => Err(error),
+        None => Ok(joiner.take_first()),
     }
 }
 
 /// Measures one stream on several threads: push its accesses in order, then [`finish`](Self::finish).
-pub struct ParallelSegments<M: SegmentMeter> {
-    shared: Arc<SharedSegments<M>>,
+pub struct SegmentStream<M: SegmentMeter> {
+    engine: StreamEngine<M>,
+}
+
+enum StreamEngine<M: SegmentMeter> {
+    /// On the caller's thread.
+    Single(Box<M>),
+    Threads(StreamThreads<M>),
+}
+
+struct StreamThreads<M: SegmentMeter> {
+    shared: Arc<StreamShared<M>>,
+    /// `None` after the end of the stream.
+    jobs: Option<Sender<SegmentJob<M::Access>>>,
+    free_buffers: Receiver<Vec<M::Access>>,
     workers: Vec<JoinHandle<()>>,
-    chunk: Vec<M::Access>,
-    lengths: SegmentLengths,
-    /// Number of accesses that the open segment can still take.
-    room: u64,
-    access_count: u64,
+    /// Number of buffers that may still be allocated.
+    buffer_allowance: usize,
+    /// The segment that is arriving, and the number of accesses with which it is complete.
+    buffer: Vec<M::Access>,
+    segment_len: usize,
+    segment_count: u64,
+    /// Number of accesses of the stream that have not been handed to a thread; `None` if its length is unknown.
+    remaining_accesses: Option<u64>,
 }
 
-/// The rule by which a stream is cut.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SegmentLengths {
-    threads: u64,
-    /// `None` if the length of the stream is unknown.
-    planned: Option<u64>,
-}
-
-struct SharedSegments<M: SegmentMeter> {
-    state: Mutex<SegmentQueue<M>>,
-    /// Signaled when a worker may have something to do.
-    work: Condvar,
-    /// Signaled when a chunk is free.
-    space: Condvar,
+struct StreamShared<M: SegmentMeter> {
+    jobs: Mutex<Receiver<SegmentJob<M::Access>>>,
+    joiner: SegmentJoiner<M>,
     new_meter: Box<dyn Fn() -> M + Send + Sync>,
-    threads: usize,
+    /// Lines of the segment that had most.
+    max_lines: AtomicUsize,
+    error: Mutex<Option<StackError>>,
+    is_stopped: AtomicBool,
 }
 
-struct SegmentQueue<M: SegmentMeter> {
-    /// In the order of the stream, each with a number that stays the same.
-    segments: Vec<(u64, SegmentState<M>)>,
-    next_number: u64,
-    free_chunks: Vec<Vec<M::Access>>,
-    /// Number of chunks that may still be allocated.
-    chunk_allowance: usize,
-    is_complete: bool,
-    is_stopped: bool,
-    error: Option<StackError>,
+/// A segment that has arrived, and its number.
+struct SegmentJob<A> {
+    number: u64,
+    accesses: Vec<A>,
 }
 
-enum SegmentState<M: SegmentMeter> {
-    Arriving(ArrivingSegment<M::Access>),
-    Merging,
-    Measured(M::Summary),
-}
-
-struct ArrivingSegment<A> {
-    chunks: VecDeque<Vec<A>>,
-    is_whole: bool,
-    is_taken: bool,
-}
-
-enum SegmentJob<M: SegmentMeter> {
-    Measure {
-        number: u64,
-    },
-    Merge {
-        number: u64,
-        first: M::Summary,
-        second: M::Summary,
-        threads: usize,
-    },
-}
-
-impl SegmentLengths {
-    fn new(threads: usize, expected_accesses: Option<u64>) -> Self {
-        let threads = threads as u64;
-        // Whole rounds of equal segments, so that no thread is left with one segment more than the others.
-        let planned = expected_accesses.map(|accesses| {
-            let rounds = accesses.div_ceil(threads * MAX_SEGMENT_ACCESSES).max(1);
-            let equal_length = accesses.div_ceil(rounds * threads);
-            equal_length.max(MIN_SEGMENT_ACCESSES)
-        });
-        SegmentLengths { threads, planned }
-    }
-
-    /// The shortest possible segments.
-    #[cfg(test)]
-    pub(super) fn of_one_chunk(threads: usize) -> Self {
-        SegmentLengths {
-            threads: threads as u64,
-            planned: Some(1),
-        }
-    }
-
-    /// Returns the length of a segment that begins after this many accesses.
-    fn length_at(self, access_count: u64) -> u64 {
-        let growing_length =
-            (access_count / self.threads).clamp(MIN_SEGMENT_ACCESSES, MAX_SEGMENT_ACCESSES);
-        self.planned.unwrap_or(growing_length)
-    }
-}
-
-impl<M: SegmentMeter> ParallelSegments<M> {
-    /// Starts this number of threads, at least one. Equal segments need the length of the stream.
+impl<M: SegmentMeter> SegmentStream<M> {
+    /// Starts this number of threads; with one, the caller's thread does the work. The threads end together if the length
+    /// of the stream is known.
     pub fn new(
         threads: usize,
         expected_accesses: Option<u64>,
         new_meter: impl Fn() -> M + Send + Sync + 'static,
     ) -> Self {
-        let threads = threads.max(1);
-        let lengths = SegmentLengths::new(threads, expected_accesses);
-        ParallelSegments::with_lengths(threads, lengths, new_meter)
-    }
-
-    pub(super) fn with_lengths(
-        threads: usize,
-        lengths: SegmentLengths,
-        new_meter: impl Fn() -> M + Send + Sync + 'static,
-    ) -> Self {
-        let chunk_bytes = CHUNK_ACCESSES * size_of::<M::Access>().max(1);
-        let shared = Arc::new(SharedSegments {
-            state: Mutex::new(SegmentQueue {
-                segments: Vec::new(),
-                next_number: 0,
-                free_chunks: Vec::new(),
-                chunk_allowance: threads * WAITING_BYTES.div_ceil(chunk_bytes),
-                is_complete: false,
-                is_stopped: false,
-                error: None,
-            }),
-            work: Condvar::new(),
-            space: Condvar::new(),
-            new_meter: Box::new(new_meter),
-            threads,
-        });
-        let start_worker = |_| {
-            let shared = Arc::clone(&shared);
-            std::thread::spawn(move || shared.run_worker())
+        let engine = match threads {
+            0 | 1 => StreamEngine::Single(Box::new(new_meter())),
+            _ => StreamEngine::Threads(StreamThreads::start(
+                threads,
+                expected_accesses,
+                Box::new(new_meter),
+            )),
         };
-        let workers = (0..threads).map(start_worker).collect();
-        ParallelSegments {
-            shared,
-            workers,
-            chunk: Vec::new(),
-            lengths,
-            room: 0,
-            access_count: 0,
-        }
+        SegmentStream { engine }
     }
 
     /// Adds the next accesses. A stream may be pushed in portions of any size.
     ///
     /// # Errors
     /// Too many distinct lines.
-    pub fn push(&mut self, mut accesses: &[M::Access]) -> Result<(), StackError> {
-        while !accesses.is_empty() {
-            let room = (CHUNK_ACCESSES - self.chunk.len()).min(accesses.len());
-            let (chunk_part, later) = accesses.split_at(room);
-            self.chunk.extend_from_slice(chunk_part);
-            accesses = later;
-            if self.chunk.len() == CHUNK_ACCESSES {
-                self.send_chunk()?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Hands the current chunk to the open segment, and takes an empty one.
-    fn send_chunk(&mut self) -> Result<(), StackError> {
-        let mut queue = self.shared.lock();
-        let chunk = std::mem::take(&mut self.chunk);
-        let chunk_len = chunk.len() as u64;
-        if self.room == 0 {
-            self.room = self.lengths.length_at(self.access_count);
-            queue.open_segment();
-        }
-        self.room = self.room.saturating_sub(chunk_len);
-        self.access_count += chunk_len;
-        queue.append(chunk, self.room == 0);
-        self.shared.work.notify_all();
-
-        loop {
-            if let Some(error) = queue.error {
-                return Err(error);
-            }
-            if queue.is_stopped {
-                return Ok(());
-            }
-            if let Some(chunk) = queue.free_chunks.pop() {
-                self.chunk = chunk;
-                return Ok(());
-            }
-            if queue.chunk_allowance > 0 {
-                queue.chunk_allowance -= 1;
-                self.chunk = Vec::with_capacity(CHUNK_ACCESSES);
-                return Ok(());
-            }
-            let waited = self.shared.space.wait(queue);
-            queue = waited.unwrap_or_else(PoisonError::into_inner);
+    pub fn push(&mut self, accesses: &[M::Access]) -> Result<(), StackError> {
+        match &mut self.engine {
+            StreamEngine::Single(meter) => meter.push(accesses),
+            StreamEngine::Threads(threads) => threads.push(accesses),
         }
     }
 
-    /// Returns the summary of the whole stream.
+    /// Returns the measurement of the whole stream.
     ///
     /// # Errors
     /// As [`push`](Self::push).
     ///
     /// # Panics
     /// Propagates the panic of a thread.
-    pub fn finish(mut self) -> Result<M::Summary, StackError> {
-        if !self.chunk.is_empty() {
-            self.send_chunk()?;
+    pub fn finish(self) -> Result<M, StackError> {
+        match self.engine {
+            StreamEngine::Single(meter) => Ok(*meter),
+            StreamEngine::Threads(threads) => threads.finish(),
         }
-        let mut queue = self.shared.lock();
-        queue.append(Vec::new(), true);
-        queue.is_complete = true;
-        drop(queue);
-        self.shared.work.notify_all();
+    }
+}
 
+impl<M: SegmentMeter> StreamThreads<M> {
+    fn start(
+        threads: usize,
+        expected_accesses: Option<u64>,
+        new_meter: Box<dyn Fn() -> M + Send + Sync>,
+    ) -> Self {
+        let (jobs, job_receiver) = channel();
+        let (free_sender, free_buffers) = channel();
+        let shared = Arc::new(StreamShared {
+            jobs: Mutex::new(job_receiver),
+            joiner: SegmentJoiner::new(),
+            new_meter,
+            max_lines: AtomicUsize::new(0),
+            error: Mutex::new(None),
+            is_stopped: AtomicBool::new(false),
+        });
+        let start_worker = |_| {
+            let (shared, free_sender) = (Arc::clone(&shared), free_sender.clone());
+            std::thread::spawn(move || shared.run_worker(&free_sender))
+        };
+        let workers = (0..threads).map(start_worker).collect();
+        StreamThreads {
+            shared,
+            jobs: Some(jobs),
+            free_buffers,
+            workers,
+            buffer_allowance: threads,
+            buffer: Vec::new(),
+            segment_len: MIN_SEGMENT_ACCESSES,
+            segment_count: 0,
+            remaining_accesses: expected_accesses,
+        }
+    }
+
+    fn push(&mut self, mut accesses: &[M::Access]) -> Result<(), StackError> {
+        while !accesses.is_empty() {
+            let room = (self.segment_len - self.buffer.len()).min(accesses.len());
+            let (segment_part, later) = accesses.split_at(room);
+            self.buffer.extend_from_slice(segment_part);
+            accesses = later;
+            if self.buffer.len() == self.segment_len {
+                self.send_segment();
+                self.shared.check()?;
+                self.begin_segment();
+            }
+        }
+        Ok(())
+    }
+
+    fn send_segment(&mut self) {
+        let accesses = std::mem::take(&mut self.buffer);
+        if let Some(remaining) = &mut self.remaining_accesses {
+            *remaining = remaining.saturating_sub(accesses.len() as u64);
+        }
+        let number = self.segment_count;
+        self.segment_count += 1;
+        if let Some(jobs) = &self.jobs {
+            // The receiver lives as long as `shared`.
+            let _ = jobs.send(SegmentJob { number, accesses });
+        }
+    }
+
+    /// Takes an empty buffer, for which it may wait, and chooses the length of the next segment.
+    fn begin_segment(&mut self) {
+        if self.buffer_allowance > 0 {
+            self.buffer_allowance -= 1;
+        } else {
+            // An error means that all threads have panicked, which `finish` reports.
+            self.buffer = self.free_buffers.recv().unwrap_or_default();
+        }
+
+        let threads = self.workers.len();
+        let buffer_bytes = WAITING_BYTES / (threads + 1);
+        let longest = buffer_bytes / size_of::<M::Access>().max(1);
+        let max_lines = self.shared.max_lines.load(Ordering::Relaxed);
+        let desired = (max_lines * ACCESSES_PER_LINE).min(longest);
+        let share = self.remaining_accesses.unwrap_or(u64::MAX) / threads as u64;
+        self.segment_len = (desired as u64).min(share) as usize;
+        self.segment_len = self.segment_len.max(MIN_SEGMENT_ACCESSES);
+        self.buffer.reserve_exact(self.segment_len);
+    }
+
+    fn finish(mut self) -> Result<M, StackError> {
+        if !self.buffer.is_empty() {
+            self.send_segment();
+        }
+        self.jobs = None;
         for worker in std::mem::take(&mut self.workers) {
             if let Err(panic) = worker.join() {
                 std::panic::resume_unwind(panic);
             }
         }
-        let mut queue = self.shared.lock();
-        if let Some(error) = queue.error {
-            return Err(error);
-        }
-        match queue.segments.pop() {
-            Some((_, SegmentState::Measured(summary))) => Ok(summary),
-            _ => (self.shared.new_meter)().finish(),
-        }
+        self.shared.check()?;
+        let first = self.shared.joiner.take_first();
+        Ok(first.unwrap_or_else(&self.shared.new_meter))
     }
 }
 
 /// Ends the threads of a stream that is not finished.
-impl<M: SegmentMeter> Drop for ParallelSegments<M> {
+impl<M: SegmentMeter> Drop for StreamThreads<M> {
     fn drop(&mut self) {
-        self.shared.stop();
+        self.shared.is_stopped.store(true, Ordering::Relaxed);
+        self.jobs = None;
         for worker in std::mem::take(&mut self.workers) {
             // `finish` reports a panic; here nobody waits for the result.
             let _ = worker.join();
@@ -306,194 +364,39 @@ impl<M: SegmentMeter> Drop for ParallelSegments<M> {
     }
 }
 
-impl<M: SegmentMeter> SegmentQueue<M> {
-    fn open_segment(&mut self) {
-        let arriving = ArrivingSegment {
-            chunks: VecDeque::new(),
-            is_whole: false,
-            is_taken: false,
-        };
-        self.segments
-            .push((self.next_number, SegmentState::Arriving(arriving)));
-        self.next_number += 1;
+impl<M: SegmentMeter> StreamShared<M> {
+    /// # Errors
+    /// A segment could not be measured.
+    fn check(&self) -> Result<(), StackError> {
+        let error = self.error.lock().unwrap_or_else(PoisonError::into_inner);
+        error.map_or(Ok(()), Err)
     }
 
-    /// Appends a chunk to the last segment, if it is open.
-    fn append(&mut self, chunk: Vec<M::Access>, is_last: bool) {
-        if let Some((_, SegmentState::Arriving(arriving))) = self.segments.last_mut() {
-            arriving.chunks.push_back(chunk);
-            arriving.is_whole |= is_last;
-        }
+    fn next_job(&self) -> Option<SegmentJob<M::Access>> {
+        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        jobs.recv().ok()
     }
 
-    fn find(&mut self, number: u64) -> Option<&mut SegmentState<M>> {
-        let segments = self.segments.iter_mut();
-        let mut states = segments.filter(|(other_number, _)| *other_number == number);
-        states.next().map(|(_, state)| state)
-    }
-
-    /// Returns whether nothing remains to be done.
-    fn is_finished(&self) -> bool {
-        let is_measured =
-            |(_, state): &(u64, SegmentState<M>)| matches!(state, SegmentState::Measured(_));
-        let is_one = self.segments.len() < 2 && self.segments.iter().all(is_measured);
-        self.is_stopped || self.error.is_some() || self.is_complete && is_one
-    }
-
-    /// Takes the most urgent job: a merge, which frees memory, or else the oldest segment that waits.
-    fn take_job(&mut self, threads: usize) -> Option<SegmentJob<M>> {
-        let is_arriving = |state: &SegmentState<M>| matches!(state, SegmentState::Arriving(_));
-        let all_measured =
-            self.is_complete && !self.segments.iter().any(|(_, state)| is_arriving(state));
-        if let Some(index) = self.find_merge(all_measured) {
-            let simultaneous_merges = if all_measured {
-                self.segments.len() / 2
-            } else {
-                threads
-            };
-            let (_, second) = self.segments.remove(index + 1);
-            let (number, first) = &mut self.segments[index];
-            let first = std::mem::replace(first, SegmentState::Merging);
-            if let (SegmentState::Measured(first), SegmentState::Measured(second)) = (first, second)
-            {
-                return Some(SegmentJob::Merge {
-                    number: *number,
-                    first,
-                    second,
-                    threads: threads / simultaneous_merges.max(1),
-                });
+    fn run_worker(&self, free_buffers: &Sender<Vec<M::Access>>) {
+        while let Some(SegmentJob { number, accesses }) = self.next_job() {
+            if self.is_stopped.load(Ordering::Relaxed) {
+                return;
             }
-        }
-        for (number, state) in &mut self.segments {
-            if let SegmentState::Arriving(arriving) = state
-                && !arriving.is_taken
-            {
-                arriving.is_taken = true;
-                return Some(SegmentJob::Measure { number: *number });
+            let mut meter = (self.new_meter)();
+            let pushed = meter.push(&accesses);
+            self.max_lines
+                .fetch_max(meter.line_count(), Ordering::Relaxed);
+            let mut buffer = accesses;
+            buffer.clear();
+            // Without a receiver, the stream is at its end.
+            let _ = free_buffers.send(buffer);
+
+            let joined = pushed.and_then(|()| self.joiner.deliver(number, number + 1, meter));
+            if let Err(error) = joined {
+                *self.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                self.is_stopped.store(true, Ordering::Relaxed);
+                return;
             }
-        }
-        None
-    }
-
-    /// Returns the index of the first of two measured neighbors that should merge: those with the fewest lines. Before the
-    /// end of the stream, the first must not have many more lines than the second.
-    fn find_merge(&self, all_measured: bool) -> Option<usize> {
-        let mut cheapest: Option<(usize, usize)> = None;
-        for (index, pair) in self.segments.windows(2).enumerate() {
-            let [
-                (_, SegmentState::Measured(first)),
-                (_, SegmentState::Measured(second)),
-            ] = pair
-            else {
-                continue;
-            };
-            let (first_lines, second_lines) = (first.line_count(), second.line_count());
-            let is_due = all_measured || first_lines / 3 <= second_lines / 2;
-            let sum = first_lines + second_lines;
-            if is_due && cheapest.is_none_or(|(_, lines)| sum < lines) {
-                cheapest = Some((index, sum));
-            }
-        }
-        cheapest.map(|(index, _)| index)
-    }
-}
-
-impl<M: SegmentMeter> SharedSegments<M> {
-    fn lock(&self) -> MutexGuard<'_, SegmentQueue<M>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn stop(&self) {
-        self.lock().is_stopped = true;
-        self.work.notify_all();
-        self.space.notify_all();
-    }
-
-    fn wait<'a>(&self, queue: MutexGuard<'a, SegmentQueue<M>>) -> MutexGuard<'a, SegmentQueue<M>> {
-        self.work
-            .wait(queue)
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn run_worker(&self) {
-        let guard = PanicGuard(self);
-        let mut queue = self.lock();
-        while !queue.is_finished() {
-            let Some(job) = queue.take_job(self.threads) else {
-                queue = self.wait(queue);
-                continue;
-            };
-            drop(queue);
-            let (number, outcome) = self.run_job(job);
-            queue = self.lock();
-            match outcome {
-                Ok(summary) => {
-                    if let Some(state) = queue.find(number) {
-                        *state = SegmentState::Measured(summary);
-                    }
-                }
-                Err(error) => {
-                    queue.error = Some(error);
-                    self.space.notify_all();
-                }
-            }
-            self.work.notify_all();
-        }
-        drop((queue, guard));
-    }
-
-    fn run_job(&self, job: SegmentJob<M>) -> (u64, Result<M::Summary, StackError>) {
-        match job {
-            SegmentJob::Measure { number } => (number, self.measure(number)),
-            SegmentJob::Merge {
-                number,
-                first,
-                second,
-                threads,
-            } => (number, first.merge(second, threads)),
-        }
-    }
-
-    /// Measures a segment while it arrives.
-    fn measure(&self, number: u64) -> Result<M::Summary, StackError> {
-        let mut meter = (self.new_meter)();
-        while let Some(mut chunk) = self.next_chunk(number) {
-            meter.push(&chunk)?;
-            chunk.clear();
-            self.lock().free_chunks.push(chunk);
-            self.space.notify_one();
-        }
-        meter.finish()
-    }
-
-    /// Waits for the next chunk of a segment; `None` at its end, and when the stream is given up.
-    fn next_chunk(&self, number: u64) -> Option<Vec<M::Access>> {
-        let mut queue = self.lock();
-        loop {
-            if queue.is_stopped || queue.error.is_some() {
-                return None;
-            }
-            let Some(SegmentState::Arriving(arriving)) = queue.find(number) else {
-                return None;
-            };
-            if let Some(chunk) = arriving.chunks.pop_front() {
-                return Some(chunk);
-            }
-            if arriving.is_whole {
-                return None;
-            }
-            queue = self.wait(queue);
-        }
-    }
-}
-
-/// Stops all threads if one panics, because they would wait for its segment.
-struct PanicGuard<'a, M: SegmentMeter>(&'a SharedSegments<M>);
-
-impl<M: SegmentMeter> Drop for PanicGuard<'_, M> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.stop();
         }
     }
 }

@@ -21,6 +21,25 @@ pub(super) struct Renamer {
     page_count: u32,
 }
 
+/// The original pages by their number.
+pub(super) struct RenamedPages {
+    pages: Vec<u64>,
+}
+
+impl RenamedPages {
+    /// Writes the original address of each line.
+    #[inline(always)]
+    pub(super) fn restore(&self, lines: &mut [u64]) {
+        if self.pages.len() == 1 {
+            return;
+        }
+        for line in lines.iter_mut().filter(|line| **line >= NARROW_LIMIT) {
+            let number = (*line - NARROW_LIMIT) / LINES_PER_PAGE;
+            *line = self.pages[number as usize] * LINES_PER_PAGE + *line % LINES_PER_PAGE;
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct RenamedPage {
     page: u64,
@@ -58,19 +77,13 @@ impl Renamer {
         }
     }
 
-    /// Writes the original address of each renamed line.
-    pub(super) fn restore(&self, lines: &mut [u64]) {
-        if self.page_count == 0 {
-            return;
-        }
+    /// Lists the original pages, to restore lines.
+    pub(super) fn list_pages(&self) -> RenamedPages {
         let mut pages = vec![0; self.page_count as usize + 1];
         for entry in &self.table {
             pages[entry.number as usize] = entry.page;
         }
-        for line in lines.iter_mut().filter(|line| **line >= NARROW_LIMIT) {
-            let number = (*line - NARROW_LIMIT) / LINES_PER_PAGE;
-            *line = pages[number as usize] * LINES_PER_PAGE + *line % LINES_PER_PAGE;
-        }
+        RenamedPages { pages }
     }
 
     fn home_slot(&self, page: u64) -> usize {

@@ -17,7 +17,7 @@ pub(super) struct FinderLimits {
     /// Initial and minimum number of slots; at least two batches.
     pub min_slots: usize,
     pub max_lines: usize,
-    /// Number of lines beyond which distances are not told apart; older lines are forgotten at compactions.
+    /// Number of lines beyond which distances are not told apart. With twice as many lines, the older ones are forgotten.
     pub cap_lines: usize,
 }
 
@@ -74,10 +74,15 @@ impl SlotAllocator {
         self.limits.cap_lines
     }
 
-    /// Returns whether a compaction must precede the next batch of `len` accesses.
+    /// Returns whether a compaction must precede the next `len` accesses.
     #[inline(always)]
     pub(super) fn is_full(&self, len: usize) -> bool {
-        self.next_slot + len > self.slot_count
+        self.next_slot + len > self.slot_count || self.has_surplus_lines()
+    }
+
+    #[inline(always)]
+    fn has_surplus_lines(&self) -> bool {
+        self.lines() > self.limits.cap_lines.saturating_mul(2)
     }
 
     /// Assigns slots to the lines of one batch, and writes to `pairs` the old and the new slots of lines that have
@@ -90,43 +95,79 @@ impl SlotAllocator {
         unsafe { self.finder.replace_slots::<L>(lines, slot.., pairs) };
     }
 
-    /// Moves all lines to the lowest slots, in order, and makes room for at least three times as many accesses as there
-    /// are lines. Afterward the caller must rebuild its counter with [`Self::slots`].
+    /// Writes the slot of each line of one batch, or 0.
+    #[inline(always)]
+    pub(super) unsafe fn find_slots<L: Lanes>(&mut self, lines: &[u64], slots: &mut [u32]) {
+        // SAFETY: the caller guarantees that the processor has `L`.
+        unsafe { self.finder.find_slots::<L>(lines, slots) };
+    }
+
+    /// Moves all lines to the lowest slots, in order, and makes room for `room` accesses and for at least three times as
+    /// many as there are lines. Afterward the caller must rebuild its counter with [`Self::slots`].
     ///
     /// # Errors
     /// Returns an error if there are too many distinct lines.
-    pub(super) fn compact(&mut self, dead_bits: &[u64]) -> Result<(), StackError> {
-        let limit_lines = self.limits.max_lines;
-        if self.lines().min(self.limits.cap_lines) > limit_lines - BATCH_ACCESSES {
-            return Err(StackError {
-                limit_lines: limit_lines as u64,
-            });
-        }
-
-        self.renumber(dead_bits);
-        if self.lines() > self.limits.cap_lines {
+    pub(super) fn compact(&mut self, dead_bits: &[u64], room: usize) -> Result<(), StackError> {
+        self.check_lines(self.lines() + BATCH_ACCESSES)?;
+        self.renumber(&SlotRanks::new(dead_bits));
+        if self.has_surplus_lines() {
             self.finder.keep_newest(self.limits.cap_lines);
         }
         self.finder.switch_to_dense_if_smaller();
 
         self.next_slot = self.lines() + 1;
+        if self.next_slot + room >= MAX_SLOTS {
+            return Err(self.limit_error());
+        }
         let desired_slots = (4 * self.lines())
-            .max(self.next_slot + 2 * BATCH_ACCESSES)
+            .max(self.next_slot + room)
             .next_multiple_of(self.limits.min_slots);
         self.slot_count = desired_slots.min(MAX_SLOTS);
         Ok(())
     }
 
-    fn renumber(&mut self, dead_bits: &[u64]) {
+    /// # Errors
+    /// This number of lines is above the limit.
+    pub(super) fn check_lines(&self, line_count: usize) -> Result<(), StackError> {
+        if line_count.min(self.limits.cap_lines) > self.limits.max_lines {
+            return Err(self.limit_error());
+        }
+        Ok(())
+    }
+
+    fn limit_error(&self) -> StackError {
+        StackError {
+            limit_lines: self.limits.max_lines as u64,
+        }
+    }
+
+    fn renumber(&mut self, ranks: &SlotRanks<'_>) {
         let (simd, finder) = (self.simd, &mut self.finder);
-        dispatch!(simd, renumber_slots(finder: &mut SlotFinder, dead_bits: &[u64]));
+        dispatch!(simd, renumber_slots(finder: &mut SlotFinder, ranks: &SlotRanks<'_>));
+    }
+
+    /// Gives the lines of `next` the next slots, in the order of their slots there. [`Self::is_full`] must be false for
+    /// their number.
+    pub(super) fn absorb(&mut self, next: &SlotAllocator, dead_bits: &[u64]) {
+        let last_slot = self.next_slot as u32 - 1;
+        self.next_slot += next.lines();
+        let (simd, finder) = (self.simd, &mut self.finder);
+        let ranks = SlotRanks::new(dead_bits);
+        let pairs = &mut SlotPairs::new();
+        next.finder.for_each_batch(|lines, slots| {
+            let ranks = &ranks;
+            dispatch!(simd, absorb_batch(
+                finder: &mut SlotFinder, lines: &[u64], slots: &[u32], ranks: &SlotRanks<'_>, last_slot: u32, pairs: &mut SlotPairs
+            ));
+        });
     }
 
     /// Returns the distinct lines in order of their last touch, at most the newest `cap_lines`.
     pub(super) fn into_last_touches(mut self, dead_bits: &[u64]) -> Vec<u64> {
-        self.renumber(dead_bits);
+        self.renumber(&SlotRanks::new(dead_bits));
         let mut lines = self.finder.list_by_slot();
-        keep_newest(&mut lines, self.limits.cap_lines);
+        let surplus = lines.len().saturating_sub(self.limits.cap_lines);
+        lines.drain(..surplus);
         lines
     }
 
@@ -137,25 +178,55 @@ impl SlotAllocator {
     }
 }
 
-/// Removes the first lines of a list if it has more than `line_count`.
-pub(super) fn keep_newest(lines: &mut Vec<u64>, line_count: usize) {
-    let surplus = lines.len().saturating_sub(line_count);
-    lines.drain(..surplus);
+/// The places of live slots among each other.
+struct SlotRanks<'a> {
+    dead_bits: &'a [u64],
+    /// Number of dead slots before each word of `dead_bits`.
+    dead_below: Vec<u32>,
 }
 
-/// Subtracts from every slot the number of dead slots below it. Slot 0, which marks a free place, does not change.
+impl<'a> SlotRanks<'a> {
+    fn new(dead_bits: &'a [u64]) -> Self {
+        let mut dead_count: u32 = 0;
+        let mut dead_below = Vec::with_capacity(dead_bits.len());
+        for word in dead_bits {
+            dead_below.push(dead_count);
+            dead_count = dead_count.wrapping_add(word.count_ones());
+        }
+        SlotRanks {
+            dead_bits,
+            dead_below,
+        }
+    }
+
+    /// Returns the number of live slots up to a live slot, itself included; 0 for slot 0, which marks a free place.
+    #[inline(always)]
+    fn rank(&self, slot: u32) -> u32 {
+        let word = slot as usize / 64;
+        let dead_in_word = self.dead_bits[word] & ((1 << (slot % 64)) - 1);
+        slot - self.dead_below[word] - dead_in_word.count_ones()
+    }
+}
+
+/// Replaces every slot by its rank.
 #[inline(always)]
-unsafe fn renumber_slots<L: Lanes>(finder: &mut SlotFinder, dead_bits: &[u64]) {
+unsafe fn renumber_slots<L: Lanes>(finder: &mut SlotFinder, ranks: &SlotRanks<'_>) {
     // `L` selects the instruction set for which this function is compiled (popcount).
     let _ = std::marker::PhantomData::<L>;
-    let mut dead_count = 0;
-    let mut dead_below = Vec::with_capacity(dead_bits.len());
-    for word in dead_bits {
-        dead_below.push(dead_count);
-        dead_count = u32::wrapping_add(dead_count, word.count_ones());
-    }
-    finder.for_each_slot(|slot| {
-        let word = *slot as usize / 64;
-        *slot -= dead_below[word] + (dead_bits[word] & ((1 << (*slot % 64)) - 1)).count_ones();
-    });
+    finder.for_each_slot(|slot| *slot = ranks.rank(*slot));
+}
+
+/// Gives lines of another finder the slots after `last_slot`, by the ranks of their slots there.
+#[inline(always)]
+unsafe fn absorb_batch<L: Lanes>(
+    finder: &mut SlotFinder,
+    lines: &[u64],
+    slots: &[u32],
+    ranks: &SlotRanks<'_>,
+    last_slot: u32,
+    pairs: &mut SlotPairs,
+) {
+    let new_slots = slots.iter().map(|&slot| last_slot + ranks.rank(slot));
+    // SAFETY: the caller guarantees that the processor has `L`.
+    unsafe { finder.replace_slots::<L>(lines, new_slots, pairs) };
 }

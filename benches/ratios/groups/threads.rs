@@ -55,10 +55,8 @@ fn run(options: &Options) -> Vec<ResultRow> {
             }),
             Contender::new("2 threads", || fingerprint(&count_in_ranges(2, 2, lines)))
                 .compare_with(0, Some(1.8)),
-            Contender::new("2 threads, pushed", || {
-                fingerprint(&count_pushed(2, lines))
-            })
-            .compare_with(0, None),
+            Contender::new("2 threads, pushed", || fingerprint(&count_pushed(2, lines)))
+                .compare_with(0, None),
         ];
         rows.extend(compare(
             "threads",

@@ -161,7 +161,11 @@ impl TraceInput {
 
     /// Replaces `lines` by the next lines of `1 << line_shift` bytes, in portions that are worth starting threads for;
     /// returns `false` at the end.
-    pub fn next_lines(&mut self, line_shift: u32, lines: &mut Vec<u64>) -> Result<bool, TraceError> {
+    pub fn next_lines(
+        &mut self,
+        line_shift: u32,
+        lines: &mut Vec<u64>,
+    ) -> Result<bool, TraceError> {
         lines.clear();
         let mut batch = Vec::new();
         while lines.len() < PORTION_LINES && self.next_addresses(&mut batch)? {

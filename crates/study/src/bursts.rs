@@ -8,9 +8,7 @@
 //! burst over the whole run, the product sees more distances than it needs and first touches are never certain misses; no
 //! distance beyond the lines of the largest burst is estimated.
 
-use cachemate_locality::stack::{
-    DistanceHistogram, SegmentDistances, StackDistances, StackError,
-};
+use cachemate_locality::stack::{DistanceHistogram, SegmentDistances, StackDistances, StackError};
 
 /// Maximum number of groups for the jackknife.
 const MAX_GROUPS: usize = 16;

@@ -210,6 +210,7 @@ impl CurveRequest {
         segments: impl IntoIterator<Item = Result<StoredSegment, E>>,
     ) -> Result<MeasuredCurves, E> {
         let mut whole = Segment::new(self.limits);
+        let threads = self.thread_count(None);
         for stored in segments {
             let stored = stored?;
             let parts = SegmentParts {
@@ -220,7 +221,7 @@ impl CurveRequest {
             };
             let segment = Segment::from_parts(parts, self.limits);
             let segment = segment.ok_or(MeasureError::Segment)?;
-            whole.merge(segment).map_err(MeasureError::from)?;
+            whole.merge(segment, threads).map_err(MeasureError::from)?;
         }
         let meter = LineMeter::Exact(Box::new(whole));
         Ok(meter.finish().map_err(MeasureError::from)?)
@@ -474,10 +475,12 @@ impl SegmentMeter for LineMeter {
             LineMeter::Sampled(sampler) => sampler.push(lines),
         }
     }
-    fn merge(&mut self, next: Self) -> Result<(), StackError> {
+    fn merge(&mut self, next: Self, threads: usize) -> Result<(), StackError> {
         match (self, next) {
-            (LineMeter::Exact(segment), LineMeter::Exact(next)) => segment.merge(*next),
-            (LineMeter::Sampled(sampler), LineMeter::Sampled(next)) => sampler.merge(*next),
+            (LineMeter::Exact(segment), LineMeter::Exact(next)) => segment.merge(*next, threads),
+            (LineMeter::Sampled(sampler), LineMeter::Sampled(next)) => {
+                sampler.merge(*next, threads)
+            }
             _ => unreachable!("all meters of a request are of one kind"),
         }
     }
@@ -539,7 +542,11 @@ struct PartMeter {
 
 impl PartMeter {
     fn key(&self, access: &PartAccess) -> (u32, u32) {
-        let thread = if self.splits_processes { access.thread } else { 0 };
+        let thread = if self.splits_processes {
+            access.thread
+        } else {
+            0
+        };
         (access.process, thread)
     }
 
@@ -576,12 +583,12 @@ impl SegmentMeter for PartMeter {
         }
         Ok(())
     }
-    fn merge(&mut self, next: Self) -> Result<(), StackError> {
-        self.whole.merge(next.whole)?;
+    fn merge(&mut self, next: Self, threads: usize) -> Result<(), StackError> {
+        self.whole.merge(next.whole, threads)?;
         for (key, segment) in next.parts {
             let part = self.parts.entry(key);
             let part = part.or_insert_with(|| Segment::new(self.limits));
-            part.merge(segment)?;
+            part.merge(segment, threads)?;
         }
         Ok(())
     }

@@ -11,9 +11,9 @@ use cachemate_report::text::{
 use cachemate_report::{BurstSummary, CurveCounts, MrcPart, MrcResult, SamplingSummary, Table};
 use cachemate_repro::store::{self, RunName};
 use cachemate_study::{
-    CurveRequest, CurveSubject, MeasureError, MeasuredCurves, PartTotals, StoredSegment, WholeCurve,
-    check_line_bytes, check_rate, curve_counts, curve_counts_from_sample, drop_filtered_sizes,
-    limits_for_sizes,
+    CurveRequest, CurveSubject, MeasureError, MeasuredCurves, PartTotals, StoredSegment,
+    WholeCurve, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample,
+    drop_filtered_sizes, limits_for_sizes,
 };
 use cachemate_trace::{ThreadTotals, TraceReader};
 use clap::{Args, ValueEnum};
@@ -173,7 +173,10 @@ impl Mrc {
         sizes: &[u64],
         dir: &Path,
     ) -> anyhow::Result<Option<MeasuredCurves>> {
-        let Some(path) = trace.seekable_path().filter(|_| trace.burst_starts().is_empty()) else {
+        let Some(path) = trace
+            .seekable_path()
+            .filter(|_| trace.burst_starts().is_empty())
+        else {
             anyhow::bail!(UsageError(format!(
                 "{}: found no complete recording without bursts, expected one, for --store; convert writes one",
                 self.file
@@ -220,7 +223,9 @@ impl Mrc {
             print_shard(session, self.json.json, shard, parts.len(), Vec::new())?;
             return Ok(None);
         }
-        request.join_segments((0..part_count).map(measure_part)).map(Some)
+        request
+            .join_segments((0..part_count).map(measure_part))
+            .map(Some)
     }
 
     fn simulate_ways(&self, session: &Session, ways: u32) -> anyhow::Result<()> {
@@ -316,8 +321,7 @@ impl Mrc {
 }
 
 fn is_stack_error(error: &anyhow::Error) -> bool {
-    error.is::<StackError>()
-        || matches!(error.downcast_ref(), Some(MeasureError::Stack(_)))
+    error.is::<StackError>() || matches!(error.downcast_ref(), Some(MeasureError::Stack(_)))
 }
 
 /// Returns the largest error of a point; `None` if a point has none.

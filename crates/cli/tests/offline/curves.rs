@@ -9,9 +9,15 @@ fn write_recording(dir: &Path) {
     let mut state = 1u64;
     let mut bytes = Vec::new();
     for _ in 0..2_200_000 {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
         let wide = state >> 33;
-        let line = if wide % 4 == 0 { wide % 200_000 } else { wide % 3_000 };
+        let line = if wide % 4 == 0 {
+            wide % 200_000
+        } else {
+            wide % 3_000
+        };
         bytes.extend_from_slice(&(line * 64).to_le_bytes());
     }
     std::fs::write(dir.join("t.u64"), bytes).unwrap();
@@ -42,7 +48,11 @@ fn curves_on_several_threads_have_the_digits_of_one() {
             let expected = curve(file, "1");
             for threads in ["2", "5"] {
                 let found = curve(file, threads);
-                assert!(found == expected, "{options:?} {file} {threads}: {}", found.0);
+                assert!(
+                    found == expected,
+                    "{options:?} {file} {threads}: {}",
+                    found.0
+                );
             }
         }
     }
@@ -83,10 +93,16 @@ fn shards_refuse_what_they_cannot_divide_or_store() {
         run(root, &[&["mrc"], args].concat()).exits_with(2, words);
     };
     refused(&["t.cmt", "--shard", "1/2"], &["--store"]);
-    refused(&["t.u64", "--store", "a"], &["t.u64", "recording", "convert"]);
+    refused(
+        &["t.u64", "--store", "a"],
+        &["t.u64", "recording", "convert"],
+    );
     refused(
         &["t.cmt", "--store", "a", "--sizes", "4G"],
         &["--sizes: found 4G", "128M"],
     );
-    refused(&["t.cmt", "--store", "a", "--histogram", "h"], &["--histogram"]);
+    refused(
+        &["t.cmt", "--store", "a", "--histogram", "h"],
+        &["--histogram"],
+    );
 }

@@ -45,7 +45,10 @@ impl CacheSimGroup {
         };
         let set_parts = match shares_random_numbers {
             true => 1,
-            false => (1..=threads).rev().find(|&parts| divides_sets(parts)).unwrap_or(1),
+            false => (1..=threads)
+                .rev()
+                .find(|&parts| divides_sets(parts))
+                .unwrap_or(1),
         };
 
         let mut parts = Vec::new();

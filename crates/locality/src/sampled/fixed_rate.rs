@@ -88,24 +88,29 @@ impl FixedRateSampler {
         Ok(())
     }
 
-    /// Adds the accesses of `next`, a sampler with the same rate and seed, which follow those of this one.
+    /// Adds the accesses of `next`, a sampler with the same rate and seed, which follow those of this one, on up to this
+    /// number of threads.
     ///
     /// # Errors
     /// As [`push`](Self::push).
-    pub fn merge(&mut self, mut next: FixedRateSampler) -> Result<(), StackError> {
+    pub fn merge(&mut self, mut next: FixedRateSampler, threads: usize) -> Result<(), StackError> {
         self.flush_groups()?;
         next.flush_groups()?;
         self.accesses += next.accesses;
-        self.distances.merge(next.distances)?;
+        self.distances.merge(next.distances, threads)?;
         for (group, next_group) in self.group_distances.iter_mut().zip(next.group_distances) {
-            group.merge(next_group)?;
+            group.merge(next_group, threads)?;
         }
         Ok(())
     }
 
     /// Passes the sampled lines that wait to their groups.
     fn flush_groups(&mut self) -> Result<(), StackError> {
-        for (group, lines) in self.group_distances.iter_mut().zip(&mut self.lines_by_group) {
+        for (group, lines) in self
+            .group_distances
+            .iter_mut()
+            .zip(&mut self.lines_by_group)
+        {
             group.push(lines)?;
             lines.clear();
         }
@@ -143,8 +148,8 @@ impl SegmentMeter for FixedRateSampler {
     fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
         FixedRateSampler::push(self, lines)
     }
-    fn merge(&mut self, next: Self) -> Result<(), StackError> {
-        FixedRateSampler::merge(self, next)
+    fn merge(&mut self, next: Self, threads: usize) -> Result<(), StackError> {
+        FixedRateSampler::merge(self, next, threads)
     }
     fn line_count(&self) -> usize {
         self.distances.line_count()

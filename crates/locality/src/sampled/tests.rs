@@ -36,14 +36,18 @@ fn fixed_rate(rate: f64, seed: u64, lines: &[u64]) -> SampledCurve {
 /// Measures the thirds of a trace by samplers of their own, and merges them from the last to the first.
 fn fixed_rate_in_segments(rate: f64, seed: u64, lines: &[u64]) -> SampledCurve {
     let third = lines.len() / 3;
-    let parts = [&lines[..third], &lines[third..2 * third], &lines[2 * third..]];
+    let parts = [
+        &lines[..third],
+        &lines[third..2 * third],
+        &lines[2 * third..],
+    ];
     let [mut first, mut second, third] = parts.map(|lines| {
         let mut sample = FixedRateSampler::new(rate, seed).unwrap();
         sample.push(lines).unwrap();
         sample
     });
-    second.merge(third).unwrap();
-    first.merge(second).unwrap();
+    second.merge(third, 1).unwrap();
+    first.merge(second, 2).unwrap();
     first.finish().unwrap()
 }
 

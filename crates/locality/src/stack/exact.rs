@@ -8,6 +8,9 @@ use super::slot_allocator::{FinderLimits, SlotAllocator};
 use super::tally::Tally;
 use crate::simd::{Lanes, Simd, dispatch};
 
+/// Number of lines from which on a merge is worth starting threads.
+const MIN_LINES_FOR_THREADS: usize = 1 << 14;
+
 /// The distance of a first touch in a list of distances.
 pub const COLD: u32 = u32::MAX;
 
@@ -189,18 +192,23 @@ impl StackDistances {
         waiting.flush(|lines| core.run_batches(lines, None))
     }
 
-    /// Continues with the accesses that `next` has measured on its own. Both must remember first touches.
+    /// Continues with the accesses that `next` has measured on its own, on up to this number of threads. Both must
+    /// remember first touches.
     ///
     /// # Errors
     /// As [`push`](Self::push).
-    pub(super) fn merge(&mut self, mut next: StackDistances) -> Result<(), StackError> {
+    pub(super) fn merge(
+        &mut self,
+        mut next: StackDistances,
+        threads: usize,
+    ) -> Result<(), StackError> {
         self.flush()?;
         next.flush()?;
         if self.core.slot_allocator.lines() == 0 {
             self.core = next.core;
             return Ok(());
         }
-        self.core.merge(next.core)
+        self.core.merge(next.core, threads)
     }
 
     /// Returns the first touches, the known distances, and the lines in order of last touch if they are wanted.
@@ -287,10 +295,11 @@ impl EngineCore {
         Ok(())
     }
 
-    /// Continues with the accesses that `next` has measured on its own (see `segment.rs`).
-    fn merge(&mut self, next: EngineCore) -> Result<(), StackError> {
+    /// Continues with the accesses that `next` has measured on its own (see `segment.rs`), on up to this number of threads.
+    fn merge(&mut self, next: EngineCore, threads: usize) -> Result<(), StackError> {
         let next_firsts = next.first_touches.unwrap_or_default();
-        let room = next.slot_allocator.lines().max(next_firsts.lines.len());
+        let lines = &next_firsts.lines[..];
+        let room = next.slot_allocator.lines().max(lines.len());
         if self.slot_allocator.is_full(room) {
             self.compact(room)?;
         }
@@ -303,61 +312,80 @@ impl EngineCore {
             pairs,
             first_touches,
         } = self;
+        let threads = if lines.len() < MIN_LINES_FOR_THREADS {
+            1
+        } else {
+            threads
+        };
+        let old_slots = slot_allocator.find_all(lines, threads);
+        let (known_lines, cap_lines) = (slot_allocator.lines(), slot_allocator.cap_lines());
+        let new_lines = old_slots.iter().filter(|slot| **slot == 0).count();
+        slot_allocator.check_lines(known_lines + new_lines)?;
         let firsts = first_touches.get_or_insert_default();
-        let lines = &next_firsts.lines[..];
-        let line_count = dispatch!(*simd, count_first_touches(
-            slot_allocator: &mut SlotAllocator, counter: &mut DeadSlotCounter, tally: &mut Tally, pairs: &mut SlotPairs, lines: &[u64],
-            firsts: &mut FirstTouches
-        ) -> usize);
-        firsts.beyond_count += next_firsts.beyond_count;
-        tally.add(next.tally);
-
-        if next.slot_allocator.lines() >= slot_allocator.cap_lines() {
-            // All lines of earlier accesses are now too far down to be told apart.
-            *slot_allocator = next.slot_allocator;
-            *counter = next.counter;
-            return Ok(());
+        for (&line, _) in lines.iter().zip(&old_slots).filter(|(_, slot)| **slot == 0) {
+            firsts.add(line, cap_lines);
         }
-        slot_allocator.check_lines(line_count)?;
-        slot_allocator.absorb(&next.slot_allocator, next.counter.dead_bits());
+        firsts.beyond_count += next_firsts.beyond_count;
+
+        let first_slot = slot_allocator.next_slot() as u32;
+        let keeps_only_next = next.slot_allocator.lines() >= cap_lines;
+        let count = || {
+            let (counter, tally, old_slots) = (&mut *counter, &mut *tally, &old_slots[..]);
+            dispatch!(*simd, count_known(
+                counter: &mut DeadSlotCounter, tally: &mut Tally, pairs: &mut SlotPairs, old_slots: &[u32],
+                first_slot: u32, known_lines: usize
+            ));
+            tally.add(next.tally);
+        };
+        let absorb = || {
+            if keeps_only_next {
+                // All lines of earlier accesses are now too far down to be told apart.
+                *slot_allocator = next.slot_allocator;
+            } else {
+                slot_allocator.absorb(&next.slot_allocator, next.counter.dead_bits());
+            }
+        };
+        if threads < 2 {
+            count();
+            absorb();
+        } else {
+            std::thread::scope(|scope| {
+                scope.spawn(count);
+                absorb();
+            });
+        }
+        if keeps_only_next {
+            *counter = next.counter;
+        }
         Ok(())
     }
 }
 
-/// Counts the distances of lines that are touched for the first time by the accesses after those of this engine, and adds
-/// the lines that it does not know to `firsts`. Returns the number of lines that would then be known.
+/// Counts the distances of accesses whose old slots are known, among `known_lines` lines; 0 stands for a new line. The
+/// accesses have the slots from `first_slot` on.
 #[inline(always)]
-unsafe fn count_first_touches<L: Lanes>(
-    slot_allocator: &mut SlotAllocator,
+unsafe fn count_known<L: Lanes>(
     counter: &mut DeadSlotCounter,
     tally: &mut Tally,
     pairs: &mut SlotPairs,
-    lines: &[u64],
-    firsts: &mut FirstTouches,
-) -> usize {
-    let mut old_slots = [0; BATCH_ACCESSES];
-    let mut new_slot = slot_allocator.next_slot() as u32;
-    let mut line_count = slot_allocator.lines();
-    for batch in lines.chunks(BATCH_ACCESSES) {
-        let old_slots = &mut old_slots[..batch.len()];
-        // SAFETY: the caller guarantees that the processor has `L`.
-        unsafe { slot_allocator.find_slots::<L>(batch, old_slots) };
+    old_slots: &[u32],
+    first_slot: u32,
+    known_lines: usize,
+) {
+    let mut new_slot = first_slot;
+    let mut line_count = known_lines;
+    for batch in old_slots.chunks(BATCH_ACCESSES) {
         pairs.clear();
-        for (&line, &mut old_slot) in batch.iter().zip(old_slots) {
+        for &old_slot in batch {
             pairs.push_known(old_slot, new_slot);
             new_slot += 1;
-            if old_slot == 0 {
-                firsts.add(line, slot_allocator.cap_lines());
-            }
         }
-
         line_count += batch.len() - pairs.len;
         tally.reserve(line_count);
         let (old_slots, new_slots) = pairs.get();
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that the processor has `L`.
         unsafe { counter.kill_and_count::<L>(old_slots, new_slots, tally) };
     }
-    line_count
 }
 
 impl FirstTouches {

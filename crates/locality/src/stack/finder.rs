@@ -130,12 +130,11 @@ impl SlotFinder {
 
     /// Writes the slot of each line of one batch, or 0 for lines that have not occurred.
     #[inline(always)]
-    pub(super) unsafe fn find_slots<L: Lanes>(&mut self, lines: &[u64], slots: &mut [u32]) {
+    pub(super) unsafe fn find_slots<L: Lanes>(&self, lines: &[u64], slots: &mut [u32]) {
         let mut renamed_lines = [0; BATCH_ACCESSES];
         let mut narrow_lines = lines;
         if !Renamer::is_narrow(lines) {
-            // New pages get a number, which costs nothing if their lines follow.
-            self.renamer.rename(lines, &mut renamed_lines[..lines.len()]);
+            self.renamer.find(lines, &mut renamed_lines[..lines.len()]);
             narrow_lines = &renamed_lines[..lines.len()];
         }
         match &self.table {
@@ -143,6 +142,27 @@ impl SlotFinder {
             // SAFETY: the caller guarantees that the processor has `L`.
             SlotTable::Sparse(sparse) => unsafe { sparse.find_slots::<L>(narrow_lines, slots) },
         }
+    }
+
+    /// Sets the slots of all lines of another finder by `new_slot` of their slots there, page by page. Returns `false`
+    /// without a change if one of them is sparse or has renamed pages.
+    #[inline(always)]
+    pub(super) fn absorb_pages(
+        &mut self,
+        next: &SlotFinder,
+        new_slot: impl Fn(u32) -> u32,
+    ) -> bool {
+        let (SlotTable::Dense(dense), SlotTable::Dense(next_dense)) =
+            (&mut self.table, &next.table)
+        else {
+            return false;
+        };
+        if !next.renamer.is_empty() {
+            return false;
+        }
+        self.line_count += dense.absorb_pages(next_dense, new_slot);
+        self.switch_to_sparse_if_smaller();
+        true
     }
 
     /// Calls `visit` on all lines and their slots, in batches and in the order of the table, which is that in which

@@ -35,11 +35,11 @@ pub trait SegmentMeter: Sized + Send + 'static {
     /// There are too many distinct lines.
     fn push(&mut self, accesses: &[Self::Access]) -> Result<(), StackError>;
 
-    /// Adds what `next` has measured, whose accesses follow.
+    /// Adds what `next` has measured, whose accesses follow, on up to this number of threads.
     ///
     /// # Errors
     /// As [`push`](Self::push).
-    fn merge(&mut self, next: Self) -> Result<(), StackError>;
+    fn merge(&mut self, next: Self, threads: usize) -> Result<(), StackError>;
 
     /// Returns the number of lines on which the cost of merging depends.
     fn line_count(&self) -> usize;
@@ -50,8 +50,8 @@ impl SegmentMeter for Segment {
     fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
         Segment::push(self, lines)
     }
-    fn merge(&mut self, next: Self) -> Result<(), StackError> {
-        Segment::merge(self, next)
+    fn merge(&mut self, next: Self, threads: usize) -> Result<(), StackError> {
+        Segment::merge(self, next, threads)
     }
     fn line_count(&self) -> usize {
         Segment::line_count(self)
@@ -62,13 +62,21 @@ impl SegmentMeter for Segment {
 struct SegmentJoiner<M> {
     /// Neither of two entries is the neighbor of the other: first segment, segment after the last one, meter.
     waiting: Mutex<BTreeMap<u64, (u64, M)>>,
+    /// Number of threads that have nothing left to measure, and can help with a merge.
+    idle_threads: AtomicUsize,
 }
 
 impl<M: SegmentMeter> SegmentJoiner<M> {
-    fn new() -> Self {
+    fn new(idle_threads: usize) -> Self {
         SegmentJoiner {
             waiting: Mutex::new(BTreeMap::new()),
+            idle_threads: AtomicUsize::new(idle_threads),
         }
+    }
+
+    /// Counts a thread that has nothing left to measure.
+    fn leave(&self) {
+        self.idle_threads.fetch_add(1, Ordering::Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, (u64, M)>> {
@@ -78,6 +86,7 @@ impl<M: SegmentMeter> SegmentJoiner<M> {
     /// Takes the measurement of the segments from `first` on and before `end`, and merges it with its neighbors.
     fn deliver(&self, mut first: u64, mut end: u64, mut meter: M) -> Result<(), StackError> {
         loop {
+            let threads = 1 + self.idle_threads.load(Ordering::Relaxed);
             let mut waiting = self.lock();
             let before = waiting.range(..first).next_back();
             let left = before.filter(|(_, (left_end, _))| *left_end == first);
@@ -86,11 +95,11 @@ impl<M: SegmentMeter> SegmentJoiner<M> {
                 && let Some((_, mut left)) = waiting.remove(&left_first)
             {
                 drop(waiting);
-                left.merge(meter)?;
+                left.merge(meter, threads)?;
                 (first, meter) = (left_first, left);
             } else if let Some((right_end, right)) = waiting.remove(&end) {
                 drop(waiting);
-                meter.merge(right)?;
+                meter.merge(right, threads)?;
                 end = right_end;
             } else {
                 waiting.insert(first, (end, meter));
@@ -123,7 +132,8 @@ pub fn measure_ranges<M: SegmentMeter, E: From<StackError> + Send>(
     range_count: u64,
     measure: impl Fn(u64) -> Result<MeasuredRange<M>, E> + Sync,
 ) -> Result<Option<M>, E> {
-    let joiner = SegmentJoiner::new();
+    let workers = range_count.min(threads as u64).max(1);
+    let joiner = SegmentJoiner::new(threads.saturating_sub(workers as usize));
     let next_range = AtomicU64::new(0);
     let first_error: Mutex<Option<(u64, E)>> = Mutex::new(None);
     let measure_and_join = |range: u64| -> Result<(), E> {
@@ -140,7 +150,7 @@ pub fn measure_ranges<M: SegmentMeter, E: From<StackError> + Send>(
         loop {
             let range = next_range.fetch_add(1, Ordering::Relaxed);
             if range >= range_count {
-                return;
+                return joiner.leave();
             }
             let Err(error) = measure_and_join(range) else {
                 continue;
@@ -153,7 +163,7 @@ pub fn measure_ranges<M: SegmentMeter, E: From<StackError> + Send>(
         }
     };
     std::thread::scope(|scope| {
-        for _ in 1..range_count.min(threads as u64) {
+        for _ in 1..workers {
             scope.spawn(run_worker);
         }
         run_worker();
@@ -264,7 +274,7 @@ impl<M: SegmentMeter> StreamThreads<M> {
         let (free_sender, free_buffers) = channel();
         let shared = Arc::new(StreamShared {
             jobs: Mutex::new(job_receiver),
-            joiner: SegmentJoiner::new(),
+            joiner: SegmentJoiner::new(0),
             new_meter,
             max_lines: AtomicUsize::new(0),
             error: Mutex::new(None),
@@ -398,5 +408,6 @@ impl<M: SegmentMeter> StreamShared<M> {
                 return;
             }
         }
+        self.joiner.leave();
     }
 }

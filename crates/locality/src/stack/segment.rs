@@ -100,12 +100,12 @@ impl Segment {
         self.engine.push(lines)
     }
 
-    /// Adds the accesses of `next`, which follow those of this segment.
+    /// Adds the accesses of `next`, which follow those of this segment, on up to this number of threads.
     ///
     /// # Errors
     /// As [`push`](Self::push).
-    pub fn merge(&mut self, next: Segment) -> Result<(), StackError> {
-        self.engine.merge(next.engine)
+    pub fn merge(&mut self, next: Segment, threads: usize) -> Result<(), StackError> {
+        self.engine.merge(next.engine, threads)
     }
 
     /// Returns the number of lines that the segment holds, on which the cost of merging it depends.

@@ -95,11 +95,26 @@ impl SlotAllocator {
         unsafe { self.finder.replace_slots::<L>(lines, slot.., pairs) };
     }
 
-    /// Writes the slot of each line of one batch, or 0.
-    #[inline(always)]
-    pub(super) unsafe fn find_slots<L: Lanes>(&mut self, lines: &[u64], slots: &mut [u32]) {
-        // SAFETY: the caller guarantees that the processor has `L`.
-        unsafe { self.finder.find_slots::<L>(lines, slots) };
+    /// Returns the slot of each line, or 0, found by this number of threads.
+    pub(super) fn find_all(&self, lines: &[u64], threads: usize) -> Vec<u32> {
+        let mut slots = vec![0; lines.len()];
+        if threads < 2 {
+            self.find_part(lines, &mut slots);
+            return slots;
+        }
+        let part_len = lines.len().div_ceil(threads).max(1);
+        let parts = lines.chunks(part_len).zip(slots.chunks_mut(part_len));
+        std::thread::scope(|scope| {
+            for (lines, slots) in parts {
+                scope.spawn(|| self.find_part(lines, slots));
+            }
+        });
+        slots
+    }
+
+    fn find_part(&self, lines: &[u64], slots: &mut [u32]) {
+        let (simd, finder) = (self.simd, &self.finder);
+        dispatch!(simd, find_slots(finder: &SlotFinder, lines: &[u64], slots: &mut [u32]));
     }
 
     /// Moves all lines to the lowest slots, in order, and makes room for `room` accesses and for at least three times as
@@ -141,9 +156,9 @@ impl SlotAllocator {
         }
     }
 
-    fn renumber(&mut self, ranks: &SlotRanks<'_>) {
+    fn renumber(&mut self, ranks: &SlotRanks) {
         let (simd, finder) = (self.simd, &mut self.finder);
-        dispatch!(simd, renumber_slots(finder: &mut SlotFinder, ranks: &SlotRanks<'_>));
+        dispatch!(simd, renumber_slots(finder: &mut SlotFinder, ranks: &SlotRanks));
     }
 
     /// Gives the lines of `next` the next slots, in the order of their slots there. [`Self::is_full`] must be false for
@@ -151,13 +166,18 @@ impl SlotAllocator {
     pub(super) fn absorb(&mut self, next: &SlotAllocator, dead_bits: &[u64]) {
         let last_slot = self.next_slot as u32 - 1;
         self.next_slot += next.lines();
-        let (simd, finder) = (self.simd, &mut self.finder);
-        let ranks = SlotRanks::new(dead_bits);
-        let pairs = &mut SlotPairs::new();
+        let ranks = &SlotRanks::new(dead_bits);
+        let (simd, finder, next_finder) = (self.simd, &mut self.finder, &next.finder);
+        let is_absorbed = dispatch!(simd, absorb_pages(
+            finder: &mut SlotFinder, next_finder: &SlotFinder, ranks: &SlotRanks, last_slot: u32
+        ) -> bool);
+        if is_absorbed {
+            return;
+        }
+        let (finder, pairs) = (&mut self.finder, &mut SlotPairs::new());
         next.finder.for_each_batch(|lines, slots| {
-            let ranks = &ranks;
             dispatch!(simd, absorb_batch(
-                finder: &mut SlotFinder, lines: &[u64], slots: &[u32], ranks: &SlotRanks<'_>, last_slot: u32, pairs: &mut SlotPairs
+                finder: &mut SlotFinder, lines: &[u64], slots: &[u32], ranks: &SlotRanks, last_slot: u32, pairs: &mut SlotPairs
             ));
         });
     }
@@ -179,41 +199,70 @@ impl SlotAllocator {
 }
 
 /// The places of live slots among each other.
-struct SlotRanks<'a> {
-    dead_bits: &'a [u64],
-    /// Number of dead slots before each word of `dead_bits`.
-    dead_below: Vec<u32>,
+struct SlotRanks {
+    words: Vec<RankWord>,
 }
 
-impl<'a> SlotRanks<'a> {
-    fn new(dead_bits: &'a [u64]) -> Self {
-        let mut dead_count: u32 = 0;
-        let mut dead_below = Vec::with_capacity(dead_bits.len());
-        for word in dead_bits {
-            dead_below.push(dead_count);
-            dead_count = dead_count.wrapping_add(word.count_ones());
+/// The dead slots among 64.
+struct RankWord {
+    dead_bits: u64,
+    /// Number of dead slots before these.
+    dead_below: u32,
+}
+
+impl SlotRanks {
+    fn new(dead_bits: &[u64]) -> Self {
+        let mut dead_below: u32 = 0;
+        let mut words = Vec::with_capacity(dead_bits.len());
+        for &dead_bits in dead_bits {
+            words.push(RankWord {
+                dead_bits,
+                dead_below,
+            });
+            dead_below = dead_below.wrapping_add(dead_bits.count_ones());
         }
-        SlotRanks {
-            dead_bits,
-            dead_below,
-        }
+        SlotRanks { words }
     }
 
     /// Returns the number of live slots up to a live slot, itself included; 0 for slot 0, which marks a free place.
     #[inline(always)]
     fn rank(&self, slot: u32) -> u32 {
-        let word = slot as usize / 64;
-        let dead_in_word = self.dead_bits[word] & ((1 << (slot % 64)) - 1);
-        slot - self.dead_below[word] - dead_in_word.count_ones()
+        let word = &self.words[slot as usize / 64];
+        let dead_in_word = word.dead_bits & ((1 << (slot % 64)) - 1);
+        slot - word.dead_below - dead_in_word.count_ones()
     }
 }
 
 /// Replaces every slot by its rank.
 #[inline(always)]
-unsafe fn renumber_slots<L: Lanes>(finder: &mut SlotFinder, ranks: &SlotRanks<'_>) {
+unsafe fn renumber_slots<L: Lanes>(finder: &mut SlotFinder, ranks: &SlotRanks) {
     // `L` selects the instruction set for which this function is compiled (popcount).
     let _ = std::marker::PhantomData::<L>;
     finder.for_each_slot(|slot| *slot = ranks.rank(*slot));
+}
+
+/// Writes the slot of each line, or 0.
+#[inline(always)]
+unsafe fn find_slots<L: Lanes>(finder: &SlotFinder, lines: &[u64], slots: &mut [u32]) {
+    let batches = lines.chunks(BATCH_ACCESSES);
+    for (lines, slots) in batches.zip(slots.chunks_mut(BATCH_ACCESSES)) {
+        // SAFETY: the caller guarantees that the processor has `L`.
+        unsafe { finder.find_slots::<L>(lines, slots) };
+    }
+}
+
+/// Gives all lines of another finder the slots after `last_slot`, by the ranks of their slots there, page by page; returns
+/// whether the two finders allow it.
+#[inline(always)]
+unsafe fn absorb_pages<L: Lanes>(
+    finder: &mut SlotFinder,
+    next_finder: &SlotFinder,
+    ranks: &SlotRanks,
+    last_slot: u32,
+) -> bool {
+    // `L` selects the instruction set, as above.
+    let _ = std::marker::PhantomData::<L>;
+    finder.absorb_pages(next_finder, |slot| last_slot + ranks.rank(slot))
 }
 
 /// Gives lines of another finder the slots after `last_slot`, by the ranks of their slots there.
@@ -222,7 +271,7 @@ unsafe fn absorb_batch<L: Lanes>(
     finder: &mut SlotFinder,
     lines: &[u64],
     slots: &[u32],
-    ranks: &SlotRanks<'_>,
+    ranks: &SlotRanks,
     last_slot: u32,
     pairs: &mut SlotPairs,
 ) {

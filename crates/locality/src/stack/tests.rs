@@ -118,7 +118,7 @@ fn by_segments(
         }
         let index = pick % (segments.len() - 1);
         let next = segments.remove(index + 1);
-        segments[index].merge(next)?;
+        segments[index].merge(next, 1 + pick % 3)?;
     }
     Ok(segments.remove(0))
 }
@@ -181,7 +181,7 @@ proptest! {
             Segment::from_parts(parts, stack_limits).unwrap()
         };
         let mut segment = stored(first);
-        segment.merge(stored(second)).unwrap();
+        segment.merge(stored(second), 2).unwrap();
         prop_assert_eq!(segment.into_parts().unwrap(), expected);
     }
 }
@@ -208,7 +208,10 @@ fn assert_threads_agree(lines: &[u64], threads: usize) {
     let expected = single.finish().unwrap();
     let is_equal = |histogram: DistanceHistogram, name: &str| {
         let len = lines.len();
-        assert!(histogram == expected, "{name}: {threads} threads, {len} accesses");
+        assert!(
+            histogram == expected,
+            "{name}: {threads} threads, {len} accesses"
+        );
     };
     for expected_accesses in [None, Some(1), Some(lines.len() as u64)] {
         let new_meter = || Segment::new(StackLimits::default());

@@ -13,7 +13,7 @@ fn write_recording(dir: &Path) {
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
         let wide = state >> 33;
-        let line = if wide % 4 == 0 {
+        let line = if wide.is_multiple_of(4) {
             wide % 200_000
         } else {
             wide % 3_000

@@ -188,7 +188,7 @@ enum StreamEngine<M: SegmentMeter> {
 }
 
 struct StreamThreads<M: SegmentMeter> {
-    shared: Arc<StreamShared<M>>,
+    shared: Arc<SharedStreamState<M>>,
     /// `None` after the end of the stream.
     jobs: Option<Sender<SegmentJob<M::Access>>>,
     free_buffers: Receiver<Vec<M::Access>>,
@@ -203,7 +203,7 @@ struct StreamThreads<M: SegmentMeter> {
     remaining_accesses: Option<u64>,
 }
 
-struct StreamShared<M: SegmentMeter> {
+struct SharedStreamState<M: SegmentMeter> {
     jobs: Mutex<Receiver<SegmentJob<M::Access>>>,
     joiner: SegmentJoiner<M>,
     new_meter: Box<dyn Fn() -> M + Send + Sync>,
@@ -272,7 +272,7 @@ impl<M: SegmentMeter> StreamThreads<M> {
     ) -> Self {
         let (jobs, job_receiver) = channel();
         let (free_sender, free_buffers) = channel();
-        let shared = Arc::new(StreamShared {
+        let shared = Arc::new(SharedStreamState {
             jobs: Mutex::new(job_receiver),
             joiner: SegmentJoiner::new(0),
             new_meter,
@@ -374,7 +374,7 @@ impl<M: SegmentMeter> Drop for StreamThreads<M> {
     }
 }
 
-impl<M: SegmentMeter> StreamShared<M> {
+impl<M: SegmentMeter> SharedStreamState<M> {
     /// # Errors
     /// A segment could not be measured.
     fn check(&self) -> Result<(), StackError> {

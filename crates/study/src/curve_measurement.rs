@@ -24,6 +24,8 @@ use crate::bursts::{BurstDistances, MeasuredDistances};
 const MIN_RECORDS_FOR_THREADS: u64 = 4_000_000;
 /// Maximum number of records in a range, so that a thread that is late delays the others little.
 const MAX_RANGE_RECORDS: u64 = 1 << 26;
+/// Number of accesses of which the parts are told apart together.
+const PORTION_ACCESSES: usize = 1 << 16;
 /// Number of lines up to which a curve without a list of all distances knows everything, 256 MiB in lines of 64 bytes.
 const MIN_CAP_LINES: u64 = 1 << 22;
 
@@ -530,6 +532,14 @@ struct PartAccess {
     thread: u32,
 }
 
+impl PartAccess {
+    /// Returns the process, and the thread if the threads of a process are parts of their own.
+    fn part_key(&self, splits_processes: bool) -> (u32, u32) {
+        let thread = if splits_processes { self.thread } else { 0 };
+        (self.process, thread)
+    }
+}
+
 /// Measures all accesses together, and those of each part.
 struct PartMeter {
     limits: StackLimits,
@@ -541,13 +551,21 @@ struct PartMeter {
 }
 
 impl PartMeter {
-    fn key(&self, access: &PartAccess) -> (u32, u32) {
-        let thread = if self.splits_processes {
-            access.thread
-        } else {
-            0
-        };
-        (access.process, thread)
+    fn push_portion(&mut self, accesses: &[PartAccess]) -> Result<(), StackError> {
+        self.lines.clear();
+        self.lines.extend(accesses.iter().map(|access| access.line));
+        self.whole.push(&self.lines)?;
+        // Consecutive accesses of one part are pushed together, because a thread usually runs for some time.
+        let splits_processes = self.splits_processes;
+        let key = |access: &PartAccess| access.part_key(splits_processes);
+        let mut start = 0;
+        for part in accesses.chunk_by(|a, b| key(a) == key(b)) {
+            let segment = self.parts.entry(key(&part[0]));
+            let segment = segment.or_insert_with(|| Segment::new(self.limits));
+            segment.push(&self.lines[start..start + part.len()])?;
+            start += part.len();
+        }
+        Ok(())
     }
 
     fn finish(self) -> Result<MeasuredCurves, StackError> {
@@ -565,21 +583,8 @@ impl PartMeter {
 impl SegmentMeter for PartMeter {
     type Access = PartAccess;
     fn push(&mut self, accesses: &[PartAccess]) -> Result<(), StackError> {
-        // Consecutive accesses of one part are pushed together, because a thread usually runs for some time.
-        let mut later = accesses;
-        while let Some(first) = later.first() {
-            let key = self.key(first);
-            let is_other = |access: &PartAccess| self.key(access) != key;
-            let part_len = later.iter().position(is_other).unwrap_or(later.len());
-            let (part, next) = later.split_at(part_len);
-            later = next;
-
-            self.lines.clear();
-            self.lines.extend(part.iter().map(|access| access.line));
-            self.whole.push(&self.lines)?;
-            let segment = self.parts.entry(key);
-            let segment = segment.or_insert_with(|| Segment::new(self.limits));
-            segment.push(&self.lines)?;
+        for portion in accesses.chunks(PORTION_ACCESSES) {
+            self.push_portion(portion)?;
         }
         Ok(())
     }

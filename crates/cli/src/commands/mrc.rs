@@ -91,8 +91,9 @@ fn parse_sample_rate(text: &str) -> Result<f64, String> {
     check_rate(rate).map(|()| rate)
 }
 
-/// Bytes that one distinct line takes at most while all distances are told apart.
+/// Bytes that one distinct line takes at most while all distances are told apart, and in each further thread.
 const BYTES_PER_LINE: u64 = 64;
+const BYTES_PER_LINE_AND_THREAD: u64 = 32;
 /// Number of records in a part that a shard measures, and number of parts in which it may be contained.
 const MIN_PART_RECORDS: u64 = 1 << 20;
 const MAX_PARTS: u64 = 64;
@@ -150,9 +151,11 @@ impl Mrc {
         }
 
         let memory = available_bytes().unwrap_or(u64::MAX);
+        let further_threads = threads.unwrap_or_else(cpu_count) as u64 - 1;
+        let bytes_per_line = BYTES_PER_LINE + BYTES_PER_LINE_AND_THREAD * further_threads;
         let limits = StackLimits {
             cap_lines: None,
-            max_lines: usize::try_from(memory / BYTES_PER_LINE).ok(),
+            max_lines: usize::try_from(memory / bytes_per_line).ok(),
         };
         let request = CurveRequest::new(subject, self.line_bytes, limits, threads)?;
         let measured = trace.measure(&request);
@@ -193,7 +196,7 @@ impl Mrc {
         use_store_dir(dir)?;
 
         let limits = StackLimits {
-            cap_lines: usize::try_from(largest_lines).ok(),
+            cap_lines: usize::try_from(largest_lines.max(1)).ok(),
             max_lines: None,
         };
         let threads = self.threads.map(usize::from);
@@ -235,7 +238,6 @@ impl Mrc {
         };
         let trace = TraceInput::open(session, &self.file, &self.trace, "simulating")?;
         let options = (&sizes[..], self.line_bytes, ways, self.seed);
-        let cpu_count = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.map_or_else(cpu_count, usize::from);
         let (result, trace) = self
             .associativity
@@ -318,6 +320,10 @@ impl Mrc {
             parts,
         })
     }
+}
+
+fn cpu_count() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn is_stack_error(error: &anyhow::Error) -> bool {

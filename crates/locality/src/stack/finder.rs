@@ -203,7 +203,11 @@ impl SlotFinder {
     /// Forgets all lines but the newest. Slots are 1 to the number of lines, before and afterward.
     pub(super) fn keep_newest(&mut self, line_count: usize) {
         let lines = self.list_by_slot();
+        let is_sparse = matches!(self.table, SlotTable::Sparse(_));
         *self = SlotFinder::new(self.kind);
+        if is_sparse {
+            self.table = SlotTable::Sparse(SparseFinder::with_room_for(line_count));
+        }
         let mut pairs = SlotPairs::new();
         let mut first_slot = 1;
         for batch in lines[lines.len() - line_count..].chunks(BATCH_ACCESSES) {

@@ -1,12 +1,12 @@
 //! Miss-rate curves.
 
-use cachemate_locality::sampled::FixedRateSampler;
+use cachemate_locality::stack::StackError;
 use cachemate_report::CurveCounts;
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_report::text::{format_number, format_size};
 use cachemate_study::{
-    DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts,
-    curve_counts_from_sample, default_sizes, drop_filtered_sizes,
+    CurveRequest, CurveSubject, PartTotals, WholeCurve, check_line_bytes, check_rate, curve_counts,
+    curve_counts_from_sample, default_sizes, drop_filtered_sizes, limits_for_sizes,
 };
 use numpy::PyArray1;
 use pyo3::exceptions::PyValueError;
@@ -158,11 +158,6 @@ impl Curve {
     }
 }
 
-enum CurveEngine {
-    Exact(DistanceEngine),
-    Sampled(Box<FixedRateSampler>),
-}
-
 /// The miss-rate curve of a trace: exact, or from a share of the lines with error bars.
 #[pyfunction]
 #[pyo3(signature = (trace, *, sizes = None, line_bytes = 64, sample = None, seed = 0, threads = None))]
@@ -196,58 +191,40 @@ pub fn mrc(
         );
         return Err(in_field("sizes")(problem));
     }
-    let mut engine = match sample {
-        Some(_) if !reading.burst_starts().is_empty() => {
-            return Err(in_field("sample")(
-                "found a recording in bursts, expected one without gaps".to_string(),
-            ));
-        }
+    if sample.is_some() && !reading.burst_starts().is_empty() {
+        return Err(in_field("sample")(
+            "found a recording in bursts, expected one without gaps".to_string(),
+        ));
+    }
+    let subject = match sample {
         Some(rate) => {
             check_rate(rate).map_err(in_field("sample"))?;
-            CurveEngine::Sampled(Box::new(
-                FixedRateSampler::new(rate, seed).map_err(value_error)?,
-            ))
+            CurveSubject::Sample { rate, seed }
         }
-        None => CurveEngine::Exact(DistanceEngine::new(
-            threads,
-            reading.expected(),
-            &reading.burst_starts(),
-        )),
+        None => CurveSubject::All,
     };
-    let shift = line_bytes.trailing_zeros();
+    let limits = limits_for_sizes(&sizes, line_bytes);
+    let request = CurveRequest::new(subject, line_bytes, limits, threads).map_err(value_error)?;
+    let mut measurement = request.begin(reading.expected(), &reading.burst_starts());
     let mut batch = Vec::new();
     while reading.next_addresses(py, &mut batch)? {
-        py.detach(|| {
-            batch.iter_mut().for_each(|address| *address >>= shift);
-            match &mut engine {
-                CurveEngine::Exact(engine) => {
-                    engine.push(&batch).map_err(|error| error.to_string())
-                }
-                CurveEngine::Sampled(engine) => {
-                    engine.push(&batch).map_err(|error| error.to_string())
-                }
-            }
-        })
-        .map_err(value_error)?;
+        py.detach(|| measurement.push_addresses(&mut batch))
+            .map_err(value_error)?;
     }
     let part_totals = PartTotals::from_totals(
         reading.totals().as_ref(),
         reading.header().instructions_known,
     );
-    let counts = py.detach(|| match engine {
-        CurveEngine::Exact(engine) => {
-            let distances = engine.finish().map_err(|error| error.to_string())?;
-            Ok::<_, String>(curve_counts(&distances, part_totals, &sizes, line_bytes))
-        }
-        CurveEngine::Sampled(engine) => {
-            let curve = engine.finish().map_err(|error| error.to_string())?;
-            Ok(curve_counts_from_sample(
-                &curve,
-                part_totals,
-                &sizes,
-                line_bytes,
-            ))
-        }
+    let counts = py.detach(|| {
+        let whole = measurement.finish()?.whole;
+        Ok::<_, StackError>(match whole {
+            WholeCurve::Exact(distances) => {
+                curve_counts(&distances, part_totals, &sizes, line_bytes)
+            }
+            WholeCurve::Sampled(curve) => {
+                curve_counts_from_sample(&curve, part_totals, &sizes, line_bytes)
+            }
+        })
     });
     let counts = counts.map_err(value_error)?;
     if counts.accesses == 0 {

@@ -1,11 +1,15 @@
-//! Exact stack distances on two threads against one, by the wall clock; the result needs two free cores to be
-//! meaningful.
+//! Exact stack distances on two threads against one, by the wall clock, which needs two free cores to be meaningful; and
+//! in 2, 4 and 16 segments on one thread against one pass, by CPU time: the work efficiency that as many threads would
+//! have.
 
 use super::stack::{exact_histogram, fingerprint};
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use cachemate_locality::simd::Simd;
-use cachemate_locality::stack::{DistanceHistogram, ParallelStackDistances};
+use cachemate_locality::stack::{
+    DistanceHistogram, MeasuredRange, Segment, SegmentStream, StackError, StackLimits,
+    measure_ranges,
+};
 
 pub const GROUP: BenchGroup = BenchGroup {
     name: "threads",
@@ -13,12 +17,32 @@ pub const GROUP: BenchGroup = BenchGroup {
     run,
 };
 
-fn count_on_threads(threads: usize, lines: &[u64]) -> DistanceHistogram {
-    let mut engine = ParallelStackDistances::new(threads);
-    engine
+/// Measures a stream that is pushed.
+fn count_pushed(threads: usize, lines: &[u64]) -> DistanceHistogram {
+    let new_meter = || Segment::new(StackLimits::default());
+    let mut stream = SegmentStream::new(threads, Some(lines.len() as u64), new_meter);
+    stream
         .push(lines)
-        .and_then(|()| engine.finish())
+        .and_then(|()| stream.finish()?.finish())
         .expect("the traces have fewer lines than the limit")
+        .histogram
+}
+
+/// Measures equal ranges of lines that any thread can read.
+fn count_in_ranges(threads: usize, range_count: usize, lines: &[u64]) -> DistanceHistogram {
+    let ranges: Vec<&[u64]> = lines
+        .chunks(lines.len().div_ceil(range_count).max(1))
+        .collect();
+    let measure = |range: u64| -> Result<MeasuredRange<Segment>, StackError> {
+        let mut meter = Segment::new(StackLimits::default());
+        meter.push(ranges[range as usize])?;
+        let is_whole = true;
+        Ok(MeasuredRange { meter, is_whole })
+    };
+    measure_ranges(threads, ranges.len() as u64, measure)
+        .and_then(|segment| segment.expect("a trace has accesses").finish())
+        .expect("the traces have fewer lines than the limit")
+        .histogram
 }
 
 fn run(options: &Options) -> Vec<ResultRow> {
@@ -29,9 +53,10 @@ fn run(options: &Options) -> Vec<ResultRow> {
             Contender::new("1 thread", || {
                 fingerprint(&exact_histogram(Simd::detect_best(), lines))
             }),
-            Contender::new("2 threads", || fingerprint(&count_on_threads(2, lines)))
-                .compare_with(0, Some(1.5))
-                .with_max_bytes(80_000_000),
+            Contender::new("2 threads", || fingerprint(&count_in_ranges(2, 2, lines)))
+                .compare_with(0, Some(1.8)),
+            Contender::new("2 threads, pushed", || fingerprint(&count_pushed(2, lines)))
+                .compare_with(0, None),
         ];
         rows.extend(compare(
             "threads",
@@ -42,27 +67,23 @@ fn run(options: &Options) -> Vec<ResultRow> {
             true,
             contenders,
         ));
-        report_balance(kind.name(), lines);
+        let mut contenders = vec![Contender::new("1 pass", || {
+            fingerprint(&exact_histogram(Simd::detect_best(), lines))
+        })];
+        for count in [2, 4, 16] {
+            let work = move || fingerprint(&count_in_ranges(1, count, lines));
+            let bar = (count == 16).then_some(0.9);
+            contenders.push(Contender::new(format!("{count} segments"), work).compare_with(0, bar));
+        }
+        rows.extend(compare(
+            "segments",
+            kind.name(),
+            lines.len(),
+            options.rounds,
+            BenchClock::Process,
+            true,
+            contenders,
+        ));
     }
     rows
-}
-
-/// The balance of the work in CPU time, which busy neighbors disturb less than wall-clock time: the speedup on two idle
-/// cores is at most one thread's time over the busier thread's.
-fn report_balance(input: &str, lines: &[u64]) {
-    let start = BenchClock::Thread.now_s();
-    exact_histogram(Simd::detect_best(), lines);
-    let one_s = BenchClock::Thread.now_s() - start;
-    let (caller, process) = (BenchClock::Thread.now_s(), BenchClock::Process.now_s());
-    count_on_threads(2, lines);
-    let (find_s, both_s) = (
-        BenchClock::Thread.now_s() - caller,
-        BenchClock::Process.now_s() - process,
-    );
-    let count_s = both_s - find_s;
-    eprintln!(
-        "threads {input}: one thread {one_s:.3} s; of two, finding {find_s:.3} s, counting {count_s:.3} s of processor \
-         time: at most {:.2}x",
-        one_s / find_s.max(count_s)
-    );
 }

@@ -130,22 +130,29 @@ struct HostIdentity {
     available_bytes: u64,
 }
 
+fn read_file(path: &str) -> String {
+    cachemate_files::read_text_limited(Path::new(path), 16 << 20).unwrap_or_default()
+}
+
+fn value_of(text: &str, name: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    Some(line.split_once(':')?.1.trim().to_string())
+}
+
+/// Returns the memory that programs can have now; `None` if the kernel does not say.
+pub fn available_bytes() -> Option<u64> {
+    let value = value_of(&read_file("/proc/meminfo"), "MemAvailable")?;
+    let kibibytes: u64 = value.split_whitespace().next()?.parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
 impl HostIdentity {
     fn read() -> Self {
-        let read_file = |path: &str| {
-            cachemate_files::read_text_limited(Path::new(path), 16 << 20).unwrap_or_default()
-        };
-        let value_of = |text: &str, name: &str| {
-            let line = text.lines().find(|line| line.starts_with(name))?;
-            Some(line.split_once(':')?.1.trim().to_string())
-        };
-        let kibibytes = value_of(&read_file("/proc/meminfo"), "MemAvailable")
-            .and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok());
         HostIdentity {
             host: read_file("/proc/sys/kernel/hostname").trim().to_string(),
             kernel: read_file("/proc/sys/kernel/osrelease").trim().to_string(),
             processor: value_of(&read_file("/proc/cpuinfo"), "model name").unwrap_or_default(),
-            available_bytes: kibibytes.unwrap_or(1 << 20) * 1024,
+            available_bytes: available_bytes().unwrap_or(1 << 30),
         }
     }
 

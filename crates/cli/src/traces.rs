@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use cachemate_study::{CurveRequest, MeasuredCurves, to_lines};
 use cachemate_trace::{
-    AccessRecord, Format, TraceError, TraceHeader, TraceReader, TraceTotals, bundled_recording,
+    AccessRecord, CmtReader, Format, TraceError, TraceHeader, TraceReader, TraceTotals,
+    bundled_recording,
 };
 use clap::Args;
 use indicatif::ProgressBar;
@@ -14,6 +16,9 @@ use indicatif::ProgressBar;
 use crate::exit::InterruptedError;
 use crate::input::InterruptibleInput;
 use crate::session::Session;
+
+/// Number of lines in a portion for several threads.
+const PORTION_LINES: usize = 1 << 20;
 
 /// Options for reading a trace.
 #[derive(Args, Clone, Default)]
@@ -30,6 +35,8 @@ pub struct TraceArgs {
 /// An open trace. It ends early after an interruption and, with `--salvage`, at damage.
 pub struct TraceInput {
     reader: Box<dyn TraceReader>,
+    /// The path of a complete recording, which can be read from any record.
+    seekable_path: Option<PathBuf>,
     salvage: bool,
     stop: Arc<AtomicBool>,
     bar: ProgressBar,
@@ -66,6 +73,7 @@ impl TraceInput {
                 .map_err(|source| TraceError::io_error(path, "open")(source))?
                 .map(|pipe| InterruptibleInput::new(pipe, Arc::clone(&stop))),
         };
+        let is_file = pipe.is_none();
         let shown_path = if path == "-" { "standard input" } else { path };
         let open_result = match pipe {
             Some(input) => cachemate_trace::open_input(Box::new(input), shown_path, format),
@@ -89,8 +97,10 @@ impl TraceInput {
                 None
             }
         });
+        let is_seekable = is_file && known_records.is_some();
         Ok(TraceInput {
             reader,
+            seekable_path: is_seekable.then(|| PathBuf::from(path)),
             salvage: args.salvage,
             stop,
             bar: session.progress_bar(subject, total_records),
@@ -149,6 +159,66 @@ impl TraceInput {
         self.is_stopped || self.damage.is_some()
     }
 
+    /// Replaces `lines` by the next lines of `1 << line_shift` bytes, in portions that are worth starting threads for;
+    /// returns `false` at the end.
+    pub fn next_lines(
+        &mut self,
+        line_shift: u32,
+        lines: &mut Vec<u64>,
+    ) -> Result<bool, TraceError> {
+        lines.clear();
+        let mut batch = Vec::new();
+        while lines.len() < PORTION_LINES && self.next_addresses(&mut batch)? {
+            lines.extend_from_slice(&batch);
+        }
+        to_lines(lines, line_shift);
+        Ok(!lines.is_empty())
+    }
+
+    /// Measures the rest of the trace; a complete recording is read in ranges, on all threads of the request.
+    pub fn measure(&mut self, request: &CurveRequest) -> anyhow::Result<MeasuredCurves> {
+        if let Some(path) = self.seekable_path.clone()
+            && self.burst_starts().is_empty()
+            && !self.salvage
+        {
+            let records = self.expected_records();
+            let open = |record: u64| open_at(&path, record);
+            let (curves, covered) = request.measure_ranges(records, &open, &self.observer())?;
+            self.record_count = covered;
+            self.is_stopped = covered < records;
+            return Ok(curves);
+        }
+
+        let mut measurement = request.begin(self.expected_records(), self.burst_starts());
+        if measurement.needs_records() {
+            let header = self.header().clone();
+            let mut records = Vec::new();
+            while self.next_records(&mut records)? {
+                measurement.push_records(&header, &records)?;
+            }
+        } else {
+            let mut addresses = Vec::new();
+            while self.next_addresses(&mut addresses)? {
+                measurement.push_addresses(&mut addresses)?;
+            }
+        }
+        Ok(measurement.finish()?)
+    }
+
+    /// Returns the path of a complete recording, which [`open_at`] opens at any record.
+    pub fn seekable_path(&self) -> Option<&Path> {
+        self.seekable_path.as_deref()
+    }
+
+    /// Returns what threads call after each batch of records: it shows the progress, and returns whether to go on.
+    pub fn observer(&self) -> impl Fn(u64) -> bool + Sync + use<> {
+        let (bar, stop) = (self.bar.clone(), Arc::clone(&self.stop));
+        move |count| {
+            bar.inc(count);
+            !stop.load(Ordering::Relaxed)
+        }
+    }
+
     /// Ends the progress bar, warns about skipped records, and returns the totals if the whole file was read.
     pub fn finish(&mut self, session: &Session) -> Option<TraceTotals> {
         self.bar.finish_and_clear();
@@ -185,6 +255,13 @@ impl TraceInput {
         ))
         .into())
     }
+}
+
+/// Opens a recording near a record, and returns the number of the first record that will be read.
+pub fn open_at(path: &Path, record: u64) -> Result<(u64, Box<dyn TraceReader>), TraceError> {
+    let mut reader = CmtReader::open(path)?;
+    let first_record = reader.seek_near(record)?;
+    Ok((first_record, Box::new(reader)))
 }
 
 /// Returns the path of a recording: `name` is a path, or the name of a bundled recording.

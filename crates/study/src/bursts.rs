@@ -8,7 +8,7 @@
 //! burst over the whole run, the product sees more distances than it needs and first touches are never certain misses; no
 //! distance beyond the lines of the largest burst is estimated.
 
-use cachemate_locality::stack::{DistanceHistogram, StackDistances, StackError};
+use cachemate_locality::stack::{DistanceHistogram, SegmentDistances, StackDistances, StackError};
 
 /// Maximum number of groups for the jackknife.
 const MAX_GROUPS: usize = 16;
@@ -42,6 +42,9 @@ struct BurstGroup {
 pub struct MeasuredDistances {
     /// All recorded accesses by distance. Of bursts, those beyond the reach count as first touches.
     pub histogram: DistanceHistogram,
+    /// Accesses that a limit of the memory keeps from being told apart, which count as first touches. If there are any, the
+    /// number of distinct lines is unknown.
+    pub beyond_count: u64,
     /// The estimate's reach and error; `None` if the distances are exact.
     pub bursts: Option<BurstSample>,
 }
@@ -144,6 +147,7 @@ impl BurstDistances {
         };
         Ok(MeasuredDistances {
             histogram: survival.to_histogram(self.record_count),
+            beyond_count: 0,
             bursts: Some(bursts),
         })
     }
@@ -153,6 +157,17 @@ impl From<DistanceHistogram> for MeasuredDistances {
     fn from(histogram: DistanceHistogram) -> Self {
         MeasuredDistances {
             histogram,
+            beyond_count: 0,
+            bursts: None,
+        }
+    }
+}
+
+impl From<SegmentDistances> for MeasuredDistances {
+    fn from(distances: SegmentDistances) -> Self {
+        MeasuredDistances {
+            histogram: distances.histogram,
+            beyond_count: distances.beyond_count,
             bursts: None,
         }
     }
@@ -266,7 +281,9 @@ mod tests {
             .for_each(|piece| distances.push(piece).unwrap());
         let mut exact = StackDistances::new();
         exact.push(stream).unwrap();
-        let MeasuredDistances { histogram, bursts } = distances.finish().unwrap();
+        let MeasuredDistances {
+            histogram, bursts, ..
+        } = distances.finish().unwrap();
         (histogram, bursts.unwrap(), exact.finish().unwrap())
     }
 

@@ -1,12 +1,11 @@
-//! Miss-rate curves: one interface for several engines, and conversion of their output to results.
+//! Miss-rate curves: their sizes, and conversion of measured distances to results.
 
 use cachemate_core::Estimate;
 use cachemate_locality::sampled::SampledCurve;
-use cachemate_locality::stack::{ParallelStackDistances, StackDistances, StackError};
 use cachemate_report::{CurveCounts, CurvePoint};
 use cachemate_trace::{ProfileFile, ThreadTotals, TraceHeader, TraceTotals};
 
-use crate::bursts::{BurstDistances, MeasuredDistances};
+use crate::bursts::MeasuredDistances;
 
 /// Half-doublings from 4 KiB to 64 MiB, in bytes.
 pub fn default_sizes() -> Vec<u64> {
@@ -104,63 +103,6 @@ pub fn check_rate(rate: f64) -> Result<(), String> {
     }
 }
 
-/// Minimum number of records for a second thread; shorter traces end before a second thread pays off.
-const MIN_RECORDS_FOR_THREADS: u64 = 4_000_000;
-
-/// The exact engine on one or several threads, with the same result; or that of a recording in bursts.
-pub enum DistanceEngine {
-    /// Runs on the caller's thread.
-    SingleThread(Box<StackDistances>),
-    /// Runs on several threads.
-    MultiThread(Box<ParallelStackDistances>),
-    /// For a recording in bursts, on the caller's thread.
-    Bursts(Box<BurstDistances>),
-}
-
-impl DistanceEngine {
-    /// Builds an engine. If `threads` is `None`, large traces use two threads on hosts with two CPUs. `bursts` are the
-    /// first records of the bursts, if the recording has any.
-    pub fn new(threads: Option<usize>, expected_records: u64, bursts: &[u64]) -> Self {
-        if !bursts.is_empty() {
-            return DistanceEngine::Bursts(Box::new(BurstDistances::new(bursts)));
-        }
-        let default_threads = || {
-            let cpu_count = std::thread::available_parallelism().map_or(1, usize::from);
-            if cpu_count > 1 && expected_records >= MIN_RECORDS_FOR_THREADS {
-                2
-            } else {
-                1
-            }
-        };
-        match threads.unwrap_or_else(default_threads) {
-            0 | 1 => DistanceEngine::SingleThread(Box::default()),
-            threads => DistanceEngine::MultiThread(Box::new(ParallelStackDistances::new(threads))),
-        }
-    }
-
-    /// Processes the next lines, in order.
-    ///
-    /// # Errors
-    /// The trace has more distinct lines than stack distances support.
-    pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
-        match self {
-            DistanceEngine::SingleThread(engine) => engine.push(lines),
-            DistanceEngine::MultiThread(engine) => engine.push(lines),
-            DistanceEngine::Bursts(engine) => engine.push(lines),
-        }
-    }
-
-    /// Ends the counting, whichever engine counts.
-    pub fn finish(self) -> Result<MeasuredDistances, StackError> {
-        let histogram = match self {
-            DistanceEngine::SingleThread(engine) => engine.finish()?,
-            DistanceEngine::MultiThread(engine) => engine.finish()?,
-            DistanceEngine::Bursts(engine) => return engine.finish(),
-        };
-        Ok(histogram.into())
-    }
-}
-
 /// Totals of a trace, or of a part of it, that its records do not contain.
 #[derive(Clone, Copy, Default)]
 pub struct PartTotals {
@@ -226,7 +168,12 @@ pub fn curve_counts(
     sizes: &[u64],
     line_bytes: u32,
 ) -> CurveCounts {
-    let MeasuredDistances { histogram, bursts } = distances;
+    let MeasuredDistances {
+        histogram,
+        beyond_count,
+        bursts,
+    } = distances;
+    let knows_lines = bursts.is_none() && *beyond_count == 0;
     let to_lines = |bytes: u64| bytes / u64::from(line_bytes);
     let is_in_reach = |bytes: &&u64| {
         bursts
@@ -251,7 +198,7 @@ pub fn curve_counts(
         accesses,
         program_accesses: totals.program_accesses,
         instructions: totals.instructions,
-        cold: bursts.is_none().then(|| histogram.cold_count()),
+        cold: knows_lines.then(|| histogram.cold_count()),
         curve: sizes.iter().zip(ratios).map(build_point).collect(),
     }
 }
@@ -285,9 +232,11 @@ pub fn curve_counts_from_sample(
 
 #[cfg(test)]
 mod tests {
+    use cachemate_locality::stack::StackLimits;
     use cachemate_trace::L1Filter;
 
     use super::*;
+    use crate::{CurveRequest, CurveSubject, WholeCurve};
 
     /// Are sizes below the recorder's filter removed, and all sizes of an unfiltered trace kept?
     #[test]
@@ -322,25 +271,27 @@ mod tests {
     #[test]
     fn a_sweeps_curve_is_a_step() {
         let sweep: Vec<u64> = (0..100).cycle().take(1000).collect();
-        for threads in [Some(1), Some(2), None] {
-            let mut distances = DistanceEngine::new(threads, 1000, &[]);
-            distances.push(&sweep).unwrap();
-            let histogram = distances.finish().unwrap();
-            let counts = curve_counts(&histogram, PartTotals::default(), &[99 * 64, 100 * 64], 64);
-            let ratios: Vec<f64> = counts.curve.iter().map(|point| point.miss_ratio).collect();
-            assert_eq!(
-                (ratios, counts.cold, counts.curve[0].mpki),
-                (vec![1.0, 0.1], Some(100), None)
-            );
-            let totals = PartTotals {
-                instructions: Some(4000),
-                ..PartTotals::default()
-            };
-            assert_eq!(
-                curve_counts(&histogram, totals, &[99 * 64], 64).curve[0].mpki,
-                Some(250.0)
-            );
-        }
+        let limits = StackLimits::default();
+        let request = CurveRequest::new(CurveSubject::All, 1, limits, None).unwrap();
+        let mut measurement = request.begin(1000, &[]);
+        measurement.push_addresses(&mut sweep.clone()).unwrap();
+        let WholeCurve::Exact(distances) = measurement.finish().unwrap().whole else {
+            panic!("not a sample");
+        };
+        let counts = curve_counts(&distances, PartTotals::default(), &[99 * 64, 100 * 64], 64);
+        let ratios: Vec<f64> = counts.curve.iter().map(|point| point.miss_ratio).collect();
+        assert_eq!(
+            (ratios, counts.cold, counts.curve[0].mpki),
+            (vec![1.0, 0.1], Some(100), None)
+        );
+        let totals = PartTotals {
+            instructions: Some(4000),
+            ..PartTotals::default()
+        };
+        assert_eq!(
+            curve_counts(&distances, totals, &[99 * 64], 64).curve[0].mpki,
+            Some(250.0)
+        );
     }
 
     /// Do errors about line sizes and rates name the value found and the values expected?

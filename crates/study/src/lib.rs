@@ -5,8 +5,8 @@
 //! other crates, the front ends only parse and print, and what lies between is here: this crate
 //! feeds the engines and converts their output to the types of files and results.
 //!
-//! For example, `cachemate mrc gzip.cmt` and `cachemate.mrc(trace)` both run [`DistanceEngine`]
-//! over the records and ask for the curve at [`default_sizes`]; a recording in bursts goes through
+//! For example, `cachemate mrc gzip.cmt` and `cachemate.mrc(trace)` both make a [`CurveRequest`] for
+//! the records and ask for the curve at [`default_sizes`]; a recording in bursts goes through
 //! [`BurstDistances`], which knows how far it can see, so neither front end can draw the part of a
 //! curve that nothing was measured for.
 //!
@@ -19,15 +19,19 @@
 
 mod bursts;
 mod curve;
+mod curve_measurement;
 mod kernel_footprint;
 mod prediction;
 mod profiling;
 
 pub use bursts::{BurstDistances, BurstSample, MeasuredDistances};
 pub use curve::{
-    DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts,
-    curve_counts_from_sample, default_sizes, drop_filtered_sizes, sizes_in_equal_ratios,
-    whole_curve,
+    PartTotals, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample,
+    default_sizes, drop_filtered_sizes, sizes_in_equal_ratios, whole_curve,
+};
+pub use curve_measurement::{
+    CurveMeasurement, CurveRequest, CurveSubject, MeasureError, MeasuredCurves, StoredSegment,
+    TraceOpener, WholeCurve, limits_for_sizes, to_lines,
 };
 pub use kernel_footprint::KernelFootprint;
 pub use prediction::{

@@ -1,6 +1,6 @@
 //! `cachemate mrc --ways`: simulates set-associative caches on a trace, and counts their misses.
 
-use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
+use cachemate_locality::cachesim::{CacheGeometry, CacheSim, CacheSimGroup, Replacement};
 use cachemate_report::text::{
     format_count, format_number, format_percent, format_size, value_or_dash,
 };
@@ -17,7 +17,7 @@ use crate::traces::TraceInput;
 #[derive(Args)]
 pub struct SetAssociativeArgs {
     /// Simulate caches with this number of ways instead, one for each size; exact, and slower than the curve
-    #[arg(long, value_name = "N", conflicts_with_all = ["sample_rate", "histogram", "by", "threads"],
+    #[arg(long, value_name = "N", conflicts_with_all = ["sample_rate", "histogram", "by"],
           value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub ways: Option<u32>,
     /// With --ways: number of equal slices, selected by a hash of the line
@@ -47,20 +47,25 @@ enum ReplacementArg {
 }
 
 impl SetAssociativeArgs {
-    fn build_cache(
+    fn build_caches(
         &self,
-        size_bytes: u64,
+        sizes: &[u64],
         line_bytes: u32,
         ways: u32,
         seed: u64,
-    ) -> Result<CacheSim, UsageError> {
+        threads: usize,
+    ) -> Result<CacheSimGroup, UsageError> {
         let replacement = match self.replacement {
             ReplacementArg::Lru => Replacement::Lru,
             ReplacementArg::Plru => Replacement::TreePlru,
             ReplacementArg::Random => Replacement::Random { seed },
         };
-        CacheGeometry::from_bytes(size_bytes, u64::from(line_bytes), ways, self.slices)
-            .and_then(|geometry| CacheSim::new(geometry, replacement))
+        let to_geometry = |&size_bytes: &u64| {
+            CacheGeometry::from_bytes(size_bytes, u64::from(line_bytes), ways, self.slices)
+        };
+        let geometries: Result<Vec<CacheGeometry>, _> = sizes.iter().map(to_geometry).collect();
+        geometries
+            .and_then(|geometries| CacheSimGroup::new(&geometries, replacement, threads))
             .map_err(|error| UsageError(error.to_string()))
     }
 
@@ -82,51 +87,48 @@ impl SetAssociativeArgs {
             .map_err(|error| UsageError(format!("--l1: {error}")))
     }
 
-    /// Simulates a cache of each size on the trace.
+    /// Simulates a cache of each size on the trace, on this number of threads.
     pub fn simulate(
         &self,
         session: &Session,
         file: &str,
         mut trace: TraceInput,
         (sizes, line_bytes, ways, seed): (&[u64], u32, u32, u64),
+        threads: usize,
     ) -> anyhow::Result<(CachesimResult, TraceInput)> {
-        let mut caches = Vec::new();
-        for &size_bytes in sizes {
-            caches.push(self.build_cache(size_bytes, line_bytes, ways, seed)?);
-        }
+        let mut caches = self.build_caches(sizes, line_bytes, ways, seed, threads)?;
         let mut front = self.build_l1(line_bytes)?;
 
         let shift = line_bytes.trailing_zeros();
-        let (mut lines, mut missed_lines) = (Vec::new(), Vec::new());
         let mut accesses = 0;
-        while trace.next_addresses(&mut lines)? {
-            accesses += lines.len() as u64;
-            lines.iter_mut().for_each(|address| *address >>= shift);
-            let reaching_lines = match &mut front {
-                None => &lines,
-                Some(front) => {
-                    missed_lines.clear();
-                    front.push_collecting(&lines, &mut missed_lines);
-                    &missed_lines
-                }
-            };
-            for cache in &mut caches {
-                cache.push(reaching_lines);
+        let mut read_portion = || -> anyhow::Result<Option<Vec<u64>>> {
+            let mut lines = Vec::new();
+            if !trace.next_lines(shift, &mut lines)? {
+                return Ok(None);
             }
+            accesses += lines.len() as u64;
+            let Some(front) = &mut front else {
+                return Ok(Some(lines));
+            };
+            let mut missed_lines = Vec::new();
+            front.push_collecting(&lines, &mut missed_lines);
+            Ok(Some(missed_lines))
+        };
+        let mut portion = read_portion()?;
+        while let Some(lines) = portion {
+            portion = caches.push_while(&lines, &mut read_portion)?;
         }
 
         let totals = trace.finish(session);
         let instructions = totals
             .and_then(|totals| totals.instructions)
             .filter(|count| *count > 0 && trace.header().instructions_known);
-        let simulated = caches.iter().zip(sizes).map(|(cache, &bytes)| {
-            let misses = cache.misses() as f64;
-            SimulatedCache {
-                bytes,
-                misses: cache.misses(),
-                miss_ratio: (accesses > 0).then(|| misses / accesses as f64),
-                mpki: instructions.map(|count| misses * 1000.0 / count as f64),
-            }
+        let simulated = caches.misses().into_iter().zip(sizes);
+        let simulated = simulated.map(|(misses, &bytes)| SimulatedCache {
+            bytes,
+            misses,
+            miss_ratio: (accesses > 0).then(|| misses as f64 / accesses as f64),
+            mpki: instructions.map(|count| misses as f64 * 1000.0 / count as f64),
         });
         let replacement = self.replacement.to_possible_value();
         let result = CachesimResult {

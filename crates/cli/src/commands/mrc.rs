@@ -1,29 +1,33 @@
 //! `cachemate mrc`: prints the miss-rate curve of a trace.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use cachemate_locality::sampled::FixedRateSampler;
-use cachemate_locality::stack::StackDistances;
+use anyhow::Context as _;
+use cachemate_locality::stack::{StackError, StackLimits};
 use cachemate_report::terminal::{CurveLine, curve_picture};
 use cachemate_report::text::{
     format_count, format_count_of, format_number, format_percent, format_size, value_or_dash,
 };
 use cachemate_report::{BurstSummary, CurveCounts, MrcPart, MrcResult, SamplingSummary, Table};
+use cachemate_repro::store::{self, RunName};
 use cachemate_study::{
-    DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts,
-    curve_counts_from_sample, drop_filtered_sizes,
+    CurveRequest, CurveSubject, MeasureError, MeasuredCurves, PartTotals, StoredSegment,
+    WholeCurve, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample,
+    drop_filtered_sizes, limits_for_sizes,
 };
-use cachemate_trace::{AccessRecord, ThreadTotals, TraceReader};
+use cachemate_trace::{ThreadTotals, TraceReader};
 use clap::{Args, ValueEnum};
 
 use super::cachesim::{self, SetAssociativeArgs};
 use crate::args::JsonArg;
-use crate::exit::UsageError;
+use crate::exit::{InterruptedError, UsageError};
 use crate::files::write_file;
+use crate::host_machine::available_bytes;
+use crate::run_store::{source_version, use_store_dir};
 use crate::session::Session;
+use crate::shards::{ShardArg, content_digest, print_shard};
 use crate::size_list::SizeList;
-use crate::traces::{TraceArgs, TraceInput};
+use crate::traces::{TraceArgs, TraceInput, open_at};
 
 /// Print the miss-rate curve of a trace: the misses of a cache of each size
 ///
@@ -54,7 +58,7 @@ pub struct Mrc {
     seed: u64,
     #[command(flatten)]
     associativity: SetAssociativeArgs,
-    /// Threads that compute one curve, with the same result [default: two for large files if there are two CPUs]
+    /// Threads that compute one curve, with the same result [default: all CPUs for large files]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     threads: Option<u8>,
     /// Write the stack distances to this file: a line "cold N", then "d count" per occurring distance, ascending
@@ -63,6 +67,11 @@ pub struct Mrc {
     /// Overwrite the histogram file if it exists
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    shard: ShardArg,
+    /// Store what was measured of each part of a recording in this directory, and reuse it (docs/shards.md)
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["histogram", "by", "sample_rate", "ways", "salvage"])]
+    store: Option<PathBuf>,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -82,64 +91,18 @@ fn parse_sample_rate(text: &str) -> Result<f64, String> {
     check_rate(rate).map(|()| rate)
 }
 
-/// Engines for one trace: one for the whole trace, and one for each requested part.
-struct Engines {
-    shift: u32,
-    scope: CurveScope,
-    whole_trace: DistanceEngine,
-    part_distances: BTreeMap<(u32, u32), StackDistances>,
-}
-
-impl Engines {
-    fn push_all(&mut self, trace: &mut TraceInput) -> anyhow::Result<()> {
-        let mut addresses = Vec::new();
-        while trace.next_addresses(&mut addresses)? {
-            addresses
-                .iter_mut()
-                .for_each(|address| *address >>= self.shift);
-            self.whole_trace.push(&addresses)?;
-        }
-        Ok(())
-    }
-
-    fn push_split(&mut self, trace: &mut TraceInput) -> anyhow::Result<()> {
-        let header = trace.header().clone();
-        let mut records: Vec<AccessRecord> = Vec::new();
-        let mut lines = Vec::new();
-        while trace.next_records(&mut records)? {
-            lines.clear();
-            lines.extend(records.iter().map(|record| record.address >> self.shift));
-            self.whole_trace.push(&lines)?;
-            let part_key = |record: &AccessRecord| {
-                (
-                    header.process_of(record),
-                    if self.scope == CurveScope::Thread {
-                        record.thread
-                    } else {
-                        0
-                    },
-                )
-            };
-            // Consecutive accesses of one part go to its engine together, because a thread usually runs for some
-            // time.
-            for part_records in records.chunk_by(|a, b| part_key(a) == part_key(b)) {
-                let part_lines: Vec<u64> = part_records
-                    .iter()
-                    .map(|record| record.address >> self.shift)
-                    .collect();
-                self.part_distances
-                    .entry(part_key(&part_records[0]))
-                    .or_default()
-                    .push(&part_lines)?;
-            }
-        }
-        Ok(())
-    }
-}
+/// Bytes that one distinct line takes at most while all distances are told apart, and in each further thread.
+const BYTES_PER_LINE: u64 = 64;
+const BYTES_PER_LINE_AND_THREAD: u64 = 32;
+/// Number of records in a part that a shard measures, and number of parts in which it may be contained.
+const MIN_PART_RECORDS: u64 = 1 << 20;
+const MAX_PARTS: u64 = 64;
+/// Largest size in lines for shards, whose parts the store would not hold otherwise.
+const MAX_SHARD_LINES: u64 = 1 << 21;
 
 impl Mrc {
-    /// Returns the curve of the part that could be read.
-    fn measure_part(&self, session: &Session) -> anyhow::Result<(MrcResult, TraceInput)> {
+    /// Returns the curve of the part that could be read; `None` for a shard.
+    fn measure_curve(&self, session: &Session) -> anyhow::Result<Option<(MrcResult, TraceInput)>> {
         let mut sizes = self.sizes.clone().unwrap_or_else(SizeList::with_defaults).0;
         let mut trace = TraceInput::open(session, &self.file, &self.trace, "reading")?;
         if !trace.burst_starts().is_empty()
@@ -158,11 +121,114 @@ impl Mrc {
                 format_size(filter_bytes)
             ));
         }
-        let result = match self.sample_rate {
-            Some(rate) => self.measure_sampled_curve(session, &mut trace, rate, &sizes)?,
-            None => self.measure_exact_curve(session, &mut trace, &sizes)?,
+        let measured = match &self.store {
+            Some(dir) => self.measure_stored(session, &trace, &sizes, dir)?,
+            None => Some(self.measure(&mut trace, &sizes)?),
         };
-        Ok((result, trace))
+        let Some(measured) = measured else {
+            return Ok(None);
+        };
+        let result = self.build_result(session, &mut trace, measured, &sizes)?;
+        Ok(Some((result, trace)))
+    }
+
+    /// Measures the whole trace.
+    fn measure(&self, trace: &mut TraceInput, sizes: &[u64]) -> anyhow::Result<MeasuredCurves> {
+        let threads = self.threads.map(usize::from);
+        let subject = match (self.sample_rate, self.by) {
+            (Some(rate), _) => CurveSubject::Sample {
+                rate,
+                seed: self.seed,
+            },
+            (None, CurveScope::All) => CurveSubject::All,
+            (None, CurveScope::Process) => CurveSubject::EachProcess,
+            (None, CurveScope::Thread) => CurveSubject::EachThread,
+        };
+        if self.histogram.is_none() {
+            let limits = limits_for_sizes(sizes, self.line_bytes);
+            let request = CurveRequest::new(subject, self.line_bytes, limits, threads)?;
+            return trace.measure(&request);
+        }
+
+        let memory = available_bytes().unwrap_or(u64::MAX);
+        let further_threads = threads.unwrap_or_else(cpu_count) as u64 - 1;
+        let bytes_per_line = BYTES_PER_LINE + BYTES_PER_LINE_AND_THREAD * further_threads;
+        let limits = StackLimits {
+            cap_lines: None,
+            max_lines: usize::try_from(memory / bytes_per_line).ok(),
+        };
+        let request = CurveRequest::new(subject, self.line_bytes, limits, threads)?;
+        let measured = trace.measure(&request);
+        let is_too_large = measured.as_ref().is_err_and(is_stack_error);
+        if is_too_large {
+            let advice = "--histogram: without it, the largest of --sizes bounds the memory";
+            return measured.context(advice);
+        }
+        measured
+    }
+
+    /// Measures the parts of a recording that belong to the shard, or takes them from the store; `None` for a shard,
+    /// which has no curve.
+    fn measure_stored(
+        &self,
+        session: &Session,
+        trace: &TraceInput,
+        sizes: &[u64],
+        dir: &Path,
+    ) -> anyhow::Result<Option<MeasuredCurves>> {
+        let Some(path) = trace
+            .seekable_path()
+            .filter(|_| trace.burst_starts().is_empty())
+        else {
+            anyhow::bail!(UsageError(format!(
+                "{}: found no complete recording without bursts, expected one, for --store; convert writes one",
+                self.file
+            )));
+        };
+        let largest_lines = sizes.iter().max().unwrap_or(&0) / u64::from(self.line_bytes);
+        if largest_lines > MAX_SHARD_LINES {
+            let limit = format_size(MAX_SHARD_LINES * u64::from(self.line_bytes));
+            anyhow::bail!(UsageError(format!(
+                "--sizes: found {}, expected at most {limit} for --store",
+                format_size(largest_lines * u64::from(self.line_bytes))
+            )));
+        }
+        use_store_dir(dir)?;
+
+        let limits = StackLimits {
+            cap_lines: usize::try_from(largest_lines.max(1)).ok(),
+            max_lines: None,
+        };
+        let threads = self.threads.map(usize::from);
+        let request = CurveRequest::new(CurveSubject::All, self.line_bytes, limits, threads)?;
+        let records = trace.expected_records();
+        let part_count = (records / MIN_PART_RECORDS).clamp(1, MAX_PARTS);
+        let digest = content_digest(path);
+        let observer = trace.observer();
+        let measure_part = |part: u64| -> anyhow::Result<StoredSegment> {
+            let part_range = records * part / part_count..records * (part + 1) / part_count;
+            let inputs = (&digest, &part_range, self.line_bytes, largest_lines);
+            let name = RunName::new("curve-part", self.file.clone(), source_version(), &inputs)?;
+            store::find_or_make(name, || {
+                let open = |record: u64| open_at(path, record);
+                let segment = request.measure_segment(part_range, &open, &observer)?;
+                segment.ok_or_else(|| {
+                    let note = format!("{part} of {part_count} parts are stored");
+                    InterruptedError(format!("{note}; the same command continues")).into()
+                })
+            })
+        };
+        if let Some(shard) = self.shard.shard {
+            let parts = self.shard.select(0..part_count);
+            for &part in &parts {
+                measure_part(part)?;
+            }
+            print_shard(session, self.json.json, shard, parts.len(), Vec::new())?;
+            return Ok(None);
+        }
+        request
+            .join_segments((0..part_count).map(measure_part))
+            .map(Some)
     }
 
     fn simulate_ways(&self, session: &Session, ways: u32) -> anyhow::Result<()> {
@@ -172,9 +238,10 @@ impl Mrc {
         };
         let trace = TraceInput::open(session, &self.file, &self.trace, "simulating")?;
         let options = (&sizes[..], self.line_bytes, ways, self.seed);
+        let threads = self.threads.map_or_else(cpu_count, usize::from);
         let (result, trace) = self
             .associativity
-            .simulate(session, &self.file, trace, options)?;
+            .simulate(session, &self.file, trace, options, threads)?;
         session.print_result(self.json.json, &result, || cachesim::render(&result))?;
         trace.check_whole()
     }
@@ -188,108 +255,79 @@ impl Mrc {
         if let Some(path) = &self.histogram {
             crate::files::refuse_existing(path, self.force)?;
         }
-        let (result, trace) = self.measure_part(session)?;
+        let Some((result, trace)) = self.measure_curve(session)? else {
+            return Ok(());
+        };
         session.print_result(self.json.json, &result, || render(&result, session))?;
         trace.check_whole()
     }
 
-    fn measure_sampled_curve(
+    fn build_result(
         &self,
         session: &Session,
         trace: &mut TraceInput,
-        rate: f64,
+        measured: MeasuredCurves,
         sizes: &[u64],
     ) -> anyhow::Result<MrcResult> {
-        let shift = self.line_bytes.trailing_zeros();
-        let mut sampler = FixedRateSampler::new(rate, self.seed)?;
-        let mut addresses = Vec::new();
-        while trace.next_addresses(&mut addresses)? {
-            addresses.iter_mut().for_each(|address| *address >>= shift);
-            sampler.push(&addresses)?;
-        }
-        let totals = trace.finish(session);
-        let part_totals =
-            PartTotals::from_totals(totals.as_ref(), trace.header().instructions_known);
-        let curve = sampler.finish()?;
-        let whole_counts = curve_counts_from_sample(&curve, part_totals, sizes, self.line_bytes);
-        let sampling_summary = SamplingSummary {
-            rate: curve.rate(),
-            accesses: curve.sampled_accesses(),
-            lines: curve.sampled_lines(),
-            error: max_error(&whole_counts),
-        };
-        Ok(MrcResult {
-            file: self.file.clone(),
-            line_bytes: self.line_bytes,
-            all: whole_counts,
-            sampled: Some(sampling_summary),
-            bursts: None,
-            parts: Vec::new(),
-        })
-    }
-
-    fn measure_exact_curve(
-        &self,
-        session: &Session,
-        trace: &mut TraceInput,
-        sizes: &[u64],
-    ) -> anyhow::Result<MrcResult> {
-        let mut engines = Engines {
-            shift: self.line_bytes.trailing_zeros(),
-            scope: self.by,
-            whole_trace: DistanceEngine::new(
-                self.threads.map(usize::from),
-                trace.expected_records(),
-                trace.burst_starts(),
-            ),
-            part_distances: BTreeMap::new(),
-        };
-        if self.by == CurveScope::All {
-            engines.push_all(trace)?
-        } else {
-            engines.push_split(trace)?
-        }
         let totals = trace.finish(session);
         let instructions_known = trace.header().instructions_known;
-        let distances = engines.whole_trace.finish()?;
-        if let Some(path) = &self.histogram {
-            write_file(path, distances.histogram.to_string().as_bytes(), self.force)?;
-        }
+        let whole_totals = PartTotals::from_totals(totals.as_ref(), instructions_known);
+        let line_bytes = self.line_bytes;
+        let (all, sampled, bursts) = match measured.whole {
+            WholeCurve::Sampled(curve) => {
+                let all = curve_counts_from_sample(&curve, whole_totals, sizes, line_bytes);
+                let sampling_summary = SamplingSummary {
+                    rate: curve.rate(),
+                    accesses: curve.sampled_accesses(),
+                    lines: curve.sampled_lines(),
+                    error: max_error(&all),
+                };
+                (all, Some(sampling_summary), None)
+            }
+            WholeCurve::Exact(distances) => {
+                if let Some(path) = &self.histogram {
+                    write_file(path, distances.histogram.to_string().as_bytes(), self.force)?;
+                }
+                let all = curve_counts(&distances, whole_totals, sizes, line_bytes);
+                let bursts = distances.bursts.map(|bursts| BurstSummary {
+                    count: bursts.count,
+                    reach_bytes: bursts.reach_lines * u64::from(line_bytes),
+                    error: max_error(&all),
+                });
+                (all, None, bursts)
+            }
+        };
+
         let mut parts = Vec::new();
-        for ((process, thread), engine) in engines.part_distances {
+        for ((process, thread), distances) in measured.parts {
             let thread = (self.by == CurveScope::Thread).then_some(thread);
             let is_in_part = |t: &ThreadTotals| {
                 t.process == process && thread.is_none_or(|thread| t.thread == thread)
             };
             let part_totals = PartTotals::for_part(totals.as_ref(), instructions_known, is_in_part);
-            let counts = curve_counts(
-                &engine.finish()?.into(),
-                part_totals,
-                sizes,
-                self.line_bytes,
-            );
             parts.push(MrcPart {
                 process: Some(process),
                 thread,
-                counted: counts,
+                counted: curve_counts(&distances, part_totals, sizes, line_bytes),
             });
         }
-        let part_totals = PartTotals::from_totals(totals.as_ref(), instructions_known);
-        let curve = curve_counts(&distances, part_totals, sizes, self.line_bytes);
-        let bursts = distances.bursts.map(|bursts| BurstSummary {
-            count: bursts.count,
-            reach_bytes: bursts.reach_lines * u64::from(self.line_bytes),
-            error: max_error(&curve),
-        });
         Ok(MrcResult {
             file: self.file.clone(),
-            line_bytes: self.line_bytes,
-            all: curve,
-            sampled: None,
+            line_bytes,
+            all,
+            sampled,
             bursts,
             parts,
         })
     }
+}
+
+fn cpu_count() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn is_stack_error(error: &anyhow::Error) -> bool {
+    error.is::<StackError>() || matches!(error.downcast_ref(), Some(MeasureError::Stack(_)))
 }
 
 /// Returns the largest error of a point; `None` if a point has none.

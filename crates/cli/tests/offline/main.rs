@@ -4,6 +4,7 @@ mod cluster_packaging;
 #[path = "../common/mod.rs"]
 mod common;
 mod convention;
+mod curves;
 mod demo;
 mod extender_watch;
 mod fleet;

@@ -9,6 +9,7 @@
 //! policies fill free ways first, in ascending order.
 
 mod geometry;
+mod group;
 mod index;
 mod lru;
 mod random_plru;
@@ -17,6 +18,7 @@ mod tests;
 
 pub use geometry::CacheGeometry;
 use geometry::geometry_error;
+pub use group::CacheSimGroup;
 
 use crate::simd::Simd;
 use cachemate_core::{FieldError, can_allocate};

@@ -326,3 +326,38 @@ fn errors_for_invalid_geometries_name_the_field() {
         }
     );
 }
+
+/// Do caches that threads divide by sets, or take one each, have the misses of single caches, under every policy, number
+/// of threads and number of sets?
+#[test]
+fn caches_on_threads_have_the_misses_of_single_caches() {
+    let mut random = SplitMix64::new(4);
+    let lines: Vec<u64> = (0..30_000).map(|_| random.draw_below(900)).collect();
+    let policies = [
+        Replacement::Lru,
+        Replacement::TreePlru,
+        Replacement::Random { seed: 3 },
+    ];
+    for all_sets in [[16, 32, 48], [12, 30, 7]] {
+        let to_geometry = |sets| CacheGeometry {
+            sets,
+            ways: 8,
+            slices: 2,
+        };
+        let geometries = all_sets.map(to_geometry);
+        for policy in policies {
+            let expected = geometries.map(|geometry| {
+                let mut cache = CacheSim::new(geometry, policy).unwrap();
+                cache.push(&lines)
+            });
+            for threads in [1, 2, 3, 16] {
+                let mut group = CacheSimGroup::new(&geometries, policy, threads).unwrap();
+                for part in lines.chunks(7_000) {
+                    let meanwhile = group.push_while(part, || part.len());
+                    assert_eq!(meanwhile, part.len());
+                }
+                assert_eq!(group.misses(), expected, "{policy:?}, {threads} threads");
+            }
+        }
+    }
+}

@@ -4,7 +4,7 @@ use cachemate_core::FieldError;
 
 use super::{CurveEstimate, GROUPS, HASH_BITS, SampledCurve, group_of_line, salt_from_seed};
 use crate::simd::{Lanes, Simd, dispatch};
-use crate::stack::{DistanceHistogram, StackDistances, StackError};
+use crate::stack::{DistanceHistogram, Segment, SegmentMeter, StackError};
 
 /// Number of accesses that are filtered together.
 const CHUNK_ACCESSES: usize = 4096;
@@ -16,8 +16,8 @@ pub struct FixedRateSampler {
     salt: u64,
     threshold: u64,
     accesses: u64,
-    stack_distances: StackDistances,
-    group_distances: Vec<StackDistances>,
+    distances: Segment,
+    group_distances: Vec<Segment>,
     sampled_lines: Vec<u64>,
     lines_by_group: [Vec<u64>; GROUPS],
 }
@@ -46,10 +46,8 @@ impl FixedRateSampler {
             salt: salt_from_seed(seed),
             threshold: threshold as u64,
             accesses: 0,
-            stack_distances: StackDistances::with_simd(simd),
-            group_distances: (0..GROUPS)
-                .map(|_| StackDistances::with_simd(simd))
-                .collect(),
+            distances: Segment::with_simd(simd),
+            group_distances: (0..GROUPS).map(|_| Segment::with_simd(simd)).collect(),
             sampled_lines: vec![0; CHUNK_ACCESSES],
             lines_by_group: Default::default(),
         })
@@ -72,7 +70,7 @@ impl FixedRateSampler {
                 chunk: &[u64], salt: u64, threshold: u64, retained_lines: &mut [u64]
             ) -> usize);
             let retained_lines = &self.sampled_lines[..retained_count];
-            self.stack_distances.push(retained_lines)?;
+            self.distances.push(retained_lines)?;
             retained_lines
                 .iter()
                 .for_each(|&line| self.lines_by_group[group_of_line(line, salt)].push(line));
@@ -90,14 +88,43 @@ impl FixedRateSampler {
         Ok(())
     }
 
-    /// Returns the curve estimated from all accesses.
-    pub fn finish(self) -> Result<SampledCurve, StackError> {
-        let rate = self.threshold as f64 / f64::from(1 << HASH_BITS);
-        let histogram = self.stack_distances.finish()?;
-        let mut groups = Vec::with_capacity(GROUPS);
-        for (mut group, lines) in self.group_distances.into_iter().zip(&self.lines_by_group) {
+    /// Adds the accesses of `next`, a sampler with the same rate and seed, which follow those of this one, on up to this
+    /// number of threads.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn merge(&mut self, mut next: FixedRateSampler, threads: usize) -> Result<(), StackError> {
+        self.flush_groups()?;
+        next.flush_groups()?;
+        self.accesses += next.accesses;
+        self.distances.merge(next.distances, threads)?;
+        for (group, next_group) in self.group_distances.iter_mut().zip(next.group_distances) {
+            group.merge(next_group, threads)?;
+        }
+        Ok(())
+    }
+
+    /// Passes the sampled lines that wait to their groups.
+    fn flush_groups(&mut self) -> Result<(), StackError> {
+        for (group, lines) in self
+            .group_distances
+            .iter_mut()
+            .zip(&mut self.lines_by_group)
+        {
             group.push(lines)?;
-            groups.push(group.finish()?);
+            lines.clear();
+        }
+        Ok(())
+    }
+
+    /// Returns the curve estimated from all accesses.
+    pub fn finish(mut self) -> Result<SampledCurve, StackError> {
+        self.flush_groups()?;
+        let rate = self.threshold as f64 / f64::from(1 << HASH_BITS);
+        let histogram = self.distances.finish()?.histogram;
+        let mut groups = Vec::with_capacity(GROUPS);
+        for group in self.group_distances {
+            groups.push(group.finish()?.histogram);
         }
         if groups.iter().any(|group| group.cold_count() == 0) {
             groups.clear();
@@ -113,6 +140,19 @@ impl FixedRateSampler {
                 .collect(),
             whole_curve: scale(&histogram, rate),
         })
+    }
+}
+
+impl SegmentMeter for FixedRateSampler {
+    type Access = u64;
+    fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
+        FixedRateSampler::push(self, lines)
+    }
+    fn merge(&mut self, next: Self, threads: usize) -> Result<(), StackError> {
+        FixedRateSampler::merge(self, next, threads)
+    }
+    fn line_count(&self) -> usize {
+        self.distances.line_count()
     }
 }
 

@@ -33,6 +33,24 @@ fn fixed_rate(rate: f64, seed: u64, lines: &[u64]) -> SampledCurve {
     sample.finish().unwrap()
 }
 
+/// Measures the thirds of a trace by samplers of their own, and merges them from the last to the first.
+fn fixed_rate_in_segments(rate: f64, seed: u64, lines: &[u64]) -> SampledCurve {
+    let third = lines.len() / 3;
+    let parts = [
+        &lines[..third],
+        &lines[third..2 * third],
+        &lines[2 * third..],
+    ];
+    let [mut first, mut second, third] = parts.map(|lines| {
+        let mut sample = FixedRateSampler::new(rate, seed).unwrap();
+        sample.push(lines).unwrap();
+        sample
+    });
+    second.merge(third, 1).unwrap();
+    first.merge(second, 2).unwrap();
+    first.finish().unwrap()
+}
+
 fn fixed_size(limit: usize, seed: u64, lines: &[u64]) -> SampledCurve {
     let mut sample = FixedSizeSampler::new(limit, seed).unwrap();
     sample.push(lines);
@@ -190,7 +208,7 @@ fn buckets_are_exact_below_512_and_fine_above() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Is a sample of all lines exact, and is a sample the same with every instruction set?
+    /// Is a sample of all lines exact, and is a sample the same with every instruction set and in segments?
     #[test]
     fn sample_of_everything_is_exact(seed in any::<u64>(), lines in 1u64..500, len in 1usize..3000) {
         let trace = skewed_lines(len, lines, seed);
@@ -209,7 +227,8 @@ proptest! {
             sample.push(&trace).unwrap();
             sample.finish().unwrap()
         });
-        let curves: Vec<SampledCurve> = curves.collect();
+        let mut curves: Vec<SampledCurve> = curves.collect();
+        curves.push(fixed_rate_in_segments(0.3, seed, &trace));
         prop_assert!(curves.windows(2).all(|two| two[0] == two[1]));
     }
 }

@@ -10,6 +10,8 @@ use crate::simd::prefetch;
 
 const LEAF_BITS: u32 = 27;
 const LINES_PER_PAGE: usize = 64;
+/// Number of pages that are looked up and prefetched together.
+const PAGES_AHEAD: usize = 8;
 const _: () = assert!(LINE_BITS - LINES_PER_PAGE.trailing_zeros() + LEAF_BITS <= 64);
 
 #[derive(Debug)]
@@ -42,7 +44,12 @@ impl DenseFinder {
     }
 
     #[inline(always)]
-    pub(super) fn replace_slots(&mut self, lines: &[u64], first_slot: u32, pairs: &mut SlotPairs) {
+    pub(super) fn replace_slots(
+        &mut self,
+        lines: &[u64],
+        new_slots: impl Iterator<Item = u32>,
+        pairs: &mut SlotPairs,
+    ) {
         let mut cells = [0usize; BATCH_ACCESSES];
         let cells = &mut cells[..lines.len()];
         for (cell, &line) in cells.iter_mut().zip(lines) {
@@ -50,9 +57,42 @@ impl DenseFinder {
             *cell = leaf * LINES_PER_PAGE + line as usize % LINES_PER_PAGE;
             prefetch(self.leaves.as_ptr().wrapping_add(*cell));
         }
-        for (new_slot, &cell) in (first_slot..).zip(cells.iter()) {
+        for (new_slot, &cell) in new_slots.zip(cells.iter()) {
             let old_slot = std::mem::replace(&mut self.leaves[cell], new_slot);
             pairs.push_known(old_slot, new_slot);
+        }
+    }
+
+    /// Writes the slot of each line, or 0.
+    #[inline(always)]
+    pub(super) fn find_slots(&self, lines: &[u64], slots: &mut [u32]) {
+        let mut cells = [0usize; BATCH_ACCESSES];
+        let cells = &mut cells[..lines.len()];
+        for (cell, &line) in cells.iter_mut().zip(lines) {
+            // Leaf 0 has no slots.
+            let leaf = self.find_leaf(line / LINES_PER_PAGE as u64).unwrap_or(0);
+            *cell = leaf * LINES_PER_PAGE + line as usize % LINES_PER_PAGE;
+            prefetch(self.leaves.as_ptr().wrapping_add(*cell));
+        }
+        for (slot, &cell) in slots.iter_mut().zip(cells.iter()) {
+            *slot = self.leaves[cell];
+        }
+    }
+
+    /// Returns the leaf of a page.
+    #[inline(always)]
+    fn find_leaf(&self, page: u64) -> Option<usize> {
+        let mask = self.page_table.len() - 1;
+        let mut index = (mix(page) >> (64 - self.page_table.len().trailing_zeros())) as usize;
+        loop {
+            let entry = self.page_table[index & mask];
+            if entry == 0 {
+                return None;
+            }
+            if entry >> LEAF_BITS == page {
+                return Some((entry & ((1 << LEAF_BITS) - 1)) as usize);
+            }
+            index += 1;
         }
     }
 
@@ -98,6 +138,49 @@ impl DenseFinder {
             }
         }
         leaf
+    }
+
+    /// Sets the slots of all lines of another finder by `new_slot` of their slots there; returns the number of new lines.
+    #[inline(always)]
+    pub(super) fn absorb_pages(
+        &mut self,
+        next: &DenseFinder,
+        new_slot: impl Fn(u32) -> u32,
+    ) -> usize {
+        let mut new_lines = 0;
+        let mut leaf_pairs = [(0, 0); PAGES_AHEAD];
+        let mut entries = next.page_table.iter().filter(|&&entry| entry != 0);
+        loop {
+            let mut pair_count = 0;
+            for &entry in entries.by_ref().take(PAGES_AHEAD) {
+                let leaf = self.find_or_add_leaf(entry >> LEAF_BITS);
+                let next_leaf = (entry & ((1 << LEAF_BITS) - 1)) as usize;
+                for line in (0..LINES_PER_PAGE).step_by(16) {
+                    let (cell, next_cell) = (leaf * LINES_PER_PAGE, next_leaf * LINES_PER_PAGE);
+                    prefetch(self.leaves.as_ptr().wrapping_add(cell + line));
+                    prefetch(next.leaves.as_ptr().wrapping_add(next_cell + line));
+                }
+                leaf_pairs[pair_count] = (leaf, next_leaf);
+                pair_count += 1;
+            }
+            if pair_count == 0 {
+                return new_lines;
+            }
+            for &(leaf, next_leaf) in &leaf_pairs[..pair_count] {
+                let slots = &mut self.leaves[leaf * LINES_PER_PAGE..][..LINES_PER_PAGE];
+                let next_slots = &next.leaves[next_leaf * LINES_PER_PAGE..][..LINES_PER_PAGE];
+                for (slot, &next_slot) in slots.iter_mut().zip(next_slots) {
+                    // Without branches, because which lines of a page are in use cannot be predicted.
+                    let is_touched = next_slot != 0;
+                    new_lines += usize::from(is_touched & (*slot == 0));
+                    *slot = if is_touched {
+                        new_slot(next_slot)
+                    } else {
+                        *slot
+                    };
+                }
+            }
+        }
     }
 
     #[inline(always)]

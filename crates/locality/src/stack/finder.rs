@@ -6,10 +6,11 @@
 //! bytes in the dense form. [`SlotFinder`] starts dense and switches to the smaller form. The thresholds for switching
 //! and for switching back differ by a factor of two.
 
-use super::batch::SlotPairs;
+use super::batch::{BATCH_ACCESSES, SlotPairs};
 use super::dense::DenseFinder;
+use super::rename::Renamer;
 use super::sparse::SparseFinder;
-use crate::simd::Lanes;
+use crate::simd::{Lanes, Portable};
 
 /// Size in bytes up to which a finder stays dense, because a small table is cheap in either form.
 const DENSE_FREE_BYTES: usize = 8 << 20;
@@ -56,6 +57,7 @@ enum SlotTable {
 #[derive(Debug)]
 pub(super) struct SlotFinder {
     table: SlotTable,
+    renamer: Renamer,
     kind: FinderKind,
     line_count: usize,
 }
@@ -66,12 +68,14 @@ impl SlotFinder {
         if kind == FinderKind::Sparse {
             return SlotFinder {
                 table: SlotTable::Sparse(SparseFinder::with_room_for(0)),
+                renamer: Renamer::default(),
                 kind,
                 line_count: 0,
             };
         }
         SlotFinder {
             table: SlotTable::Dense(DenseFinder::new()),
+            renamer: Renamer::default(),
             kind,
             line_count: 0,
         }
@@ -82,27 +86,135 @@ impl SlotFinder {
         self.line_count
     }
 
-    /// Assigns the slots `first_slot..` to the lines, in order, and appends to `pairs` the old and the new slot of
-    /// lines that have occurred before.
+    /// Assigns the next of `new_slots` to each line, in order, and writes to `pairs` the old and the new slot of lines
+    /// that have occurred before.
     ///
-    /// Accepts at most [`super::batch::BATCH_ACCESSES`] lines of at most [`super::batch::LINE_BITS`] bits; `first_slot`
-    /// is above 0.
+    /// Accepts at most [`BATCH_ACCESSES`] lines; slots are above 0.
     #[inline(always)]
     pub(super) unsafe fn replace_slots<L: Lanes>(
         &mut self,
         lines: &[u64],
-        first_slot: u32,
+        new_slots: impl Iterator<Item = u32>,
         pairs: &mut SlotPairs,
     ) {
         pairs.clear();
-        match &mut self.table {
-            SlotTable::Dense(dense) => dense.replace_slots(lines, first_slot, pairs),
+        if Renamer::is_narrow(lines) {
             // SAFETY: the caller guarantees that the processor has `L`.
-            SlotTable::Sparse(sparse) => unsafe {
-                sparse.replace_slots::<L>(lines, first_slot, pairs)
-            },
+            unsafe { self.replace_narrow::<L>(lines, new_slots, pairs) };
+        } else {
+            let mut renamed_lines = [0; BATCH_ACCESSES];
+            let renamed_batch = &mut renamed_lines[..lines.len()];
+            self.renamer.rename(lines, renamed_batch);
+            // SAFETY: the caller guarantees that the processor has `L`.
+            unsafe { self.replace_narrow::<L>(renamed_batch, new_slots, pairs) };
         }
         self.line_count += lines.len() - pairs.len;
+        self.switch_to_sparse_if_smaller();
+    }
+
+    #[inline(always)]
+    unsafe fn replace_narrow<L: Lanes>(
+        &mut self,
+        lines: &[u64],
+        new_slots: impl Iterator<Item = u32>,
+        pairs: &mut SlotPairs,
+    ) {
+        match &mut self.table {
+            SlotTable::Dense(dense) => dense.replace_slots(lines, new_slots, pairs),
+            // SAFETY: the caller guarantees that the processor has `L`.
+            SlotTable::Sparse(sparse) => unsafe {
+                sparse.replace_slots::<L>(lines, new_slots, pairs)
+            },
+        }
+    }
+
+    /// Writes the slot of each line of one batch, or 0 for lines that have not occurred.
+    #[inline(always)]
+    pub(super) unsafe fn find_slots<L: Lanes>(&self, lines: &[u64], slots: &mut [u32]) {
+        let mut renamed_lines = [0; BATCH_ACCESSES];
+        let mut narrow_lines = lines;
+        if !Renamer::is_narrow(lines) {
+            self.renamer.find(lines, &mut renamed_lines[..lines.len()]);
+            narrow_lines = &renamed_lines[..lines.len()];
+        }
+        match &self.table {
+            SlotTable::Dense(dense) => dense.find_slots(narrow_lines, slots),
+            // SAFETY: the caller guarantees that the processor has `L`.
+            SlotTable::Sparse(sparse) => unsafe { sparse.find_slots::<L>(narrow_lines, slots) },
+        }
+    }
+
+    /// Sets the slots of all lines of another finder by `new_slot` of their slots there, page by page. Returns `false`
+    /// without a change if one of them is sparse or has renamed pages.
+    #[inline(always)]
+    pub(super) fn absorb_pages(
+        &mut self,
+        next: &SlotFinder,
+        new_slot: impl Fn(u32) -> u32,
+    ) -> bool {
+        let (SlotTable::Dense(dense), SlotTable::Dense(next_dense)) =
+            (&mut self.table, &next.table)
+        else {
+            return false;
+        };
+        if !next.renamer.is_empty() {
+            return false;
+        }
+        self.line_count += dense.absorb_pages(next_dense, new_slot);
+        self.switch_to_sparse_if_smaller();
+        true
+    }
+
+    /// Calls `visit` on all lines and their slots, in batches and in the order of the table, which is that in which
+    /// another finder visits its own memory fastest.
+    #[inline(always)]
+    pub(super) fn for_each_batch(&self, mut visit: impl FnMut(&[u64], &[u32])) {
+        let pages = self.renamer.list_pages();
+        let (mut lines, mut slots) = ([0; BATCH_ACCESSES], [0; BATCH_ACCESSES]);
+        let mut len = 0;
+        let mut take = |(line, slot): (u64, u32)| {
+            (lines[len], slots[len]) = (line, slot);
+            len += 1;
+            if len == BATCH_ACCESSES {
+                pages.restore(&mut lines);
+                visit(&lines, &slots);
+                len = 0;
+            }
+        };
+        match &self.table {
+            SlotTable::Dense(dense) => dense.lines_and_slots().for_each(&mut take),
+            SlotTable::Sparse(sparse) => sparse.lines_and_slots().for_each(&mut take),
+        }
+        pages.restore(&mut lines[..len]);
+        visit(&lines[..len], &slots[..len]);
+    }
+
+    /// Returns the lines in order of their slots, which are 1 to the number of lines.
+    pub(super) fn list_by_slot(&self) -> Vec<u64> {
+        let mut listed_lines = vec![0; self.line_count];
+        self.for_each_batch(|lines, slots| {
+            for (&line, &slot) in lines.iter().zip(slots) {
+                listed_lines[slot as usize - 1] = line;
+            }
+        });
+        listed_lines
+    }
+
+    /// Forgets all lines but the newest. Slots are 1 to the number of lines, before and afterward.
+    pub(super) fn keep_newest(&mut self, line_count: usize) {
+        let lines = self.list_by_slot();
+        let is_sparse = matches!(self.table, SlotTable::Sparse(_));
+        *self = SlotFinder::new(self.kind);
+        if is_sparse {
+            self.table = SlotTable::Sparse(SparseFinder::with_room_for(line_count));
+        }
+        let mut pairs = SlotPairs::new();
+        let mut first_slot = 1;
+        for batch in lines[lines.len() - line_count..].chunks(BATCH_ACCESSES) {
+            // SAFETY: the portable lanes run everywhere.
+            unsafe { self.replace_slots::<Portable>(batch, first_slot.., &mut pairs) };
+            first_slot += batch.len() as u32;
+        }
     }
 
     /// Calls `change` on the slot of every line, in any order. `change` is also called on free entries and must leave
@@ -117,7 +229,7 @@ impl SlotFinder {
 
     /// Switches from the dense to the sparse form after a batch, if the dense one has become wasteful.
     #[inline(always)]
-    pub(super) fn switch_to_sparse_if_smaller(&mut self) {
+    fn switch_to_sparse_if_smaller(&mut self) {
         let SlotTable::Dense(dense_finder) = &self.table else {
             return;
         };

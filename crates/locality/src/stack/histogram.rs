@@ -33,11 +33,6 @@ impl DistanceHistogram {
         DistanceHistogram { cold_count, counts }
     }
 
-    /// Returns the same counts with this number of first touches.
-    pub(super) fn with_cold(self, cold_count: u64) -> Self {
-        DistanceHistogram { cold_count, ..self }
-    }
-
     /// Returns the number of first touches, which equals the number of distinct lines.
     pub fn cold_count(&self) -> u64 {
         self.cold_count

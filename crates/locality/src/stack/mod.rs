@@ -19,6 +19,7 @@ mod finder;
 mod histogram;
 mod parallel;
 mod rename;
+mod segment;
 mod slot_allocator;
 mod sparse;
 mod tally;
@@ -28,7 +29,8 @@ mod tests;
 pub(crate) use counter::DeadSlotCounter;
 pub use exact::{COLD, StackDistances};
 pub use histogram::{DistanceHistogram, ParseHistogramError};
-pub use parallel::ParallelStackDistances;
+pub use parallel::{MeasuredRange, SegmentMeter, SegmentStream, measure_ranges};
+pub use segment::{Segment, SegmentDistances, SegmentParts, StackLimits};
 
 /// The error for a trace with more distinct lines than the engine can number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

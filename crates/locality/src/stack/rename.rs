@@ -21,6 +21,30 @@ pub(super) struct Renamer {
     page_count: u32,
 }
 
+/// Returns the address of a line in the page with this number.
+fn renamed(number: u32, line: u64) -> u64 {
+    NARROW_LIMIT + u64::from(number) * LINES_PER_PAGE + line % LINES_PER_PAGE
+}
+
+/// The original pages by their number.
+pub(super) struct RenamedPages {
+    pages: Vec<u64>,
+}
+
+impl RenamedPages {
+    /// Writes the original address of each line.
+    #[inline(always)]
+    pub(super) fn restore(&self, lines: &mut [u64]) {
+        if self.pages.len() == 1 {
+            return;
+        }
+        for line in lines.iter_mut().filter(|line| **line >= NARROW_LIMIT) {
+            let number = (*line - NARROW_LIMIT) / LINES_PER_PAGE;
+            *line = self.pages[number as usize] * LINES_PER_PAGE + *line % LINES_PER_PAGE;
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct RenamedPage {
     page: u64,
@@ -53,9 +77,50 @@ impl Renamer {
                 line
             } else {
                 let number = self.find_or_add_page(line / LINES_PER_PAGE);
-                NARROW_LIMIT + u64::from(number) * LINES_PER_PAGE + line % LINES_PER_PAGE
+                renamed(number, line)
             };
         }
+    }
+
+    /// Returns whether no page was renamed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.page_count == 0
+    }
+
+    /// Writes the renamed address of each line. A line of an unknown page gets an address that no other line has.
+    pub(super) fn find(&self, lines: &[u64], renamed_lines: &mut [u64]) {
+        for (renamed_line, &line) in renamed_lines.iter_mut().zip(lines) {
+            *renamed_line = if line < NARROW_LIMIT {
+                line
+            } else {
+                let number = self.find_page(line / LINES_PER_PAGE);
+                renamed(number, line)
+            };
+        }
+    }
+
+    /// Returns the number of a page, or 0.
+    fn find_page(&self, page: u64) -> u32 {
+        if self.is_empty() {
+            return 0;
+        }
+        let (mask, mut slot) = (self.table.len() - 1, self.home_slot(page));
+        loop {
+            let entry = &self.table[slot & mask];
+            if entry.number == 0 || entry.page == page {
+                return entry.number;
+            }
+            slot += 1;
+        }
+    }
+
+    /// Lists the original pages, to restore lines.
+    pub(super) fn list_pages(&self) -> RenamedPages {
+        let mut pages = vec![0; self.page_count as usize + 1];
+        for entry in &self.table {
+            pages[entry.number as usize] = entry.page;
+        }
+        RenamedPages { pages }
     }
 
     fn home_slot(&self, page: u64) -> usize {

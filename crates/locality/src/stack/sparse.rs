@@ -76,7 +76,7 @@ impl SparseFinder {
     pub(super) unsafe fn replace_slots<L: Lanes>(
         &mut self,
         lines: &[u64],
-        first_slot: u32,
+        new_slots: impl Iterator<Item = u32>,
         pairs: &mut SlotPairs,
     ) {
         if Self::bucket_bits_for(self.line_count + lines.len()) > self.bucket_bits {
@@ -91,7 +91,7 @@ impl SparseFinder {
             prefetch(self.buckets.as_ptr().wrapping_add(home));
         }
         let bucket_bits = self.bucket_bits;
-        for (index, new_slot) in (0..lines.len()).zip(first_slot..) {
+        for (index, new_slot) in (0..lines.len()).zip(new_slots) {
             if let Some(&(home, _)) = home_entries.get(index + PREFETCH_AHEAD) {
                 prefetch(self.buckets.as_ptr().wrapping_add(home));
             }
@@ -108,6 +108,39 @@ impl SparseFinder {
             };
             pairs.push_known(old_slot, new_slot);
         }
+    }
+
+    /// Writes the slot of each line, or 0.
+    #[inline(always)]
+    pub(super) unsafe fn find_slots<L: Lanes>(&self, lines: &[u64], slots: &mut [u32]) {
+        let mut homes_and_tags = [(0usize, 0u32); BATCH_ACCESSES];
+        let home_entries = &mut homes_and_tags[..lines.len()];
+        for (home_entry, &line) in home_entries.iter_mut().zip(lines) {
+            *home_entry = self.home_bucket(line);
+            prefetch(self.buckets.as_ptr().wrapping_add(home_entry.0));
+        }
+        for (slot, &(home, tag)) in slots.iter_mut().zip(home_entries.iter()) {
+            // SAFETY: the caller guarantees that the processor has `L`.
+            *slot = unsafe { self.find_slot::<L>(home, tag) };
+        }
+    }
+
+    /// Returns the slot of a line, or 0.
+    #[inline(always)]
+    unsafe fn find_slot<L: Lanes>(&self, home: usize, tag: u32) -> u32 {
+        let mask = self.buckets.len() - 1;
+        for distance in 1..=MAX_DISTANCE {
+            let bucket = &self.buckets[(home + distance as usize - 1) & mask];
+            // SAFETY: the caller guarantees that the processor has `L`.
+            let matches = unsafe { L::equal_8(bucket, tag | distance) };
+            if matches != 0 {
+                return bucket.0[(8 + matches.trailing_zeros() as usize) & 15];
+            }
+            if bucket.0[7] == 0 {
+                return 0;
+            }
+        }
+        0
     }
 
     /// Sets the slot of the line and returns the old one, or 0 if the line is new. Returns `None` if the entry would

@@ -67,17 +67,77 @@ impl Tally {
     #[cold]
     #[inline(never)]
     fn fold_counts(&mut self) {
-        self.folded_counts.resize(self.counts.len(), 0);
+        let len = self.counts.len().max(self.folded_counts.len());
+        self.folded_counts.resize(len, 0);
         for (sum, count) in self.folded_counts.iter_mut().zip(&mut self.counts) {
             *sum += u64::from(std::mem::take(count));
         }
         self.accesses_since_fold = BATCH_ACCESSES as u64;
     }
 
-    pub(super) fn finish(mut self, cold_count: u64) -> DistanceHistogram {
-        for counter_index in self.pending_indices {
+    /// Counts the distances that wait for their counters.
+    fn settle(&mut self) {
+        for counter_index in std::mem::replace(&mut self.pending_indices, [0; BATCH_ACCESSES]) {
             self.counts[counter_index as usize] += 1;
         }
+        self.counts[0] = 0;
+    }
+
+    /// Adds the counts of another tally.
+    pub(super) fn add(&mut self, mut other: Tally) {
+        self.settle();
+        other.settle();
+        if self.counts.len() < other.counts.len() {
+            std::mem::swap(self, &mut other);
+        }
+        let sum = self.accesses_since_fold + other.accesses_since_fold;
+        if sum > u64::from(u32::MAX) - BATCH_ACCESSES as u64 {
+            self.fold_counts();
+            other.fold_counts();
+        }
+        self.accesses_since_fold += other.accesses_since_fold;
+        for (sum, count) in self.counts.iter_mut().zip(&other.counts) {
+            *sum += count;
+        }
+        if self.folded_counts.len() < other.folded_counts.len() {
+            self.folded_counts.resize(other.folded_counts.len(), 0);
+        }
+        for (sum, count) in self.folded_counts.iter_mut().zip(&other.folded_counts) {
+            *sum += count;
+        }
+    }
+
+    /// Removes the counts of distances of at least `cap_lines`, and returns their sum.
+    pub(super) fn remove_beyond(&mut self, cap_lines: usize) -> u64 {
+        self.settle();
+        let first_removed = cap_lines.saturating_add(1);
+        let mut removed_count = 0;
+        if first_removed < self.counts.len() {
+            let removed_counts = self.counts.drain(first_removed..);
+            removed_count += removed_counts.map(u64::from).sum::<u64>();
+        }
+        if first_removed < self.folded_counts.len() {
+            removed_count += self.folded_counts.drain(first_removed..).sum::<u64>();
+        }
+        removed_count
+    }
+
+    /// Builds a tally from its histogram.
+    pub(super) fn from_histogram(histogram: &DistanceHistogram) -> Self {
+        let mut tally = Tally::new();
+        if let Some(&(max_distance, _)) = histogram.counts().last() {
+            tally.grow(max_distance as usize + 2);
+            tally.folded_counts = vec![0; tally.counts.len()];
+        }
+        for &(distance, count) in histogram.counts() {
+            tally.folded_counts[distance as usize + 1] = count;
+        }
+        tally
+    }
+
+    /// Returns the distances, with `cold_count` first touches.
+    pub(super) fn finish(mut self, cold_count: u64) -> DistanceHistogram {
+        self.settle();
         if !self.folded_counts.is_empty() {
             self.fold_counts();
             return DistanceHistogram::new(

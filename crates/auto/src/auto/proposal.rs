@@ -38,11 +38,8 @@ pub struct Proposal {
     pub goal_processes: Vec<ProcessId>,
     /// Forecast gain, as a share.
     pub gain: f64,
-    /// Forecasts of the plan in force and of the new plan.
-    pub forecasts: [Forecast; 2],
+    pub forecast: Forecast,
     pub layout_before: SiteLayout,
-    /// Whether the change stays in force if its measurement is interrupted.
-    pub stays_unmeasured: bool,
 }
 
 /// The inputs of a search besides the problem.
@@ -56,19 +53,6 @@ pub struct PlanFinder<'a, 'v> {
 }
 
 impl PlanFinder<'_, '_> {
-    /// Forecasts the tasks under a layout, from their speeds.
-    pub fn forecast(
-        &self,
-        problem: &PlanningProblem,
-        layout: &SiteLayout,
-        speeds: &[Option<ForecastSpeed>],
-    ) -> Forecast {
-        let observed_speeds = &self.evidence.speeds;
-        forecast(problem, layout, speeds, |task| {
-            observed_speeds.observed_speed(task)?.references_per_instr
-        })
-    }
-
     /// Returns the best plan, if it gains enough or repairs a goal.
     pub fn find_plan(
         &self,
@@ -88,10 +72,8 @@ impl PlanFinder<'_, '_> {
         unmet_goals::explain_unmet(problem, &default_layout, &best.layout, score_cache, reasons);
 
         let gain = relative_gain(comparator.objective, current_score, best.score);
-        let is_in_force = best.layout == current_layout
-            || self
-                .build_plan(problem, &best.layout)
-                .matches(&self.current_plan.0);
+        let best_plan = self.build_plan(problem, &best.layout);
+        let is_in_force = best.layout == current_layout || best_plan.matches(&self.current_plan.0);
         let repairs_goal =
             unmet_goals::is_improvement(current_score.unmet_goals, best.score.unmet_goals);
         let report = SearchReport {
@@ -111,43 +93,51 @@ impl PlanFinder<'_, '_> {
             return None;
         }
 
-        let mut proposal =
-            self.build_proposal((problem, score_cache), &current_layout, &best.layout, gain);
-        if repairs_goal {
+        let method = if repairs_goal || !self.has_time_to_confirm {
+            VerificationMethod::Monitoring
+        } else {
+            VerificationMethod::Confirmation
+        };
+        report.explain_change(method, probe_planner, reported_forecasts, reasons);
+        let goal_processes = if repairs_goal {
             let (before, after) = (&current_layout, &best.layout);
-            proposal.goal_processes =
-                unmet_goals::improved_processes(problem, before, after, score_cache);
-        }
-        if repairs_goal || !self.has_time_to_confirm {
-            proposal.method = VerificationMethod::Monitoring;
-        }
-        proposal.stays_unmeasured = true;
-        report.explain_change(proposal.method, probe_planner, reported_forecasts, reasons);
-        Some(proposal)
+            unmet_goals::improved_processes(problem, before, after, score_cache)
+        } else {
+            Vec::new()
+        };
+        Some(Proposal {
+            method,
+            goal_processes,
+            ..self.build_proposal(
+                input,
+                current_layout.clone(),
+                (&best.layout, best_plan),
+                gain,
+            )
+        })
     }
 
     /// Builds the proposal of a confirmation of this layout.
     fn build_proposal(
         &self,
-        (problem, score_cache): (&PlanningProblem, &ScoreCache),
-        current_layout: &SiteLayout,
-        layout: &SiteLayout,
+        input: &SearchInput,
+        current_layout: SiteLayout,
+        (layout, new_plan): (&SiteLayout, DecidedPlan),
         gain: f64,
     ) -> Proposal {
-        let [current_speeds, new_speeds] =
-            [current_layout, layout].map(|layout| forecast_speeds(problem, layout, score_cache));
+        let problem = &input.problem;
+        let score_cache = &input.score_cache;
+        let current_speeds = forecast_speeds(problem, &current_layout, score_cache);
         Proposal {
             method: VerificationMethod::Confirmation,
-            new_plan: self.build_plan(problem, layout),
+            new_plan,
             speeds: weighted_speeds(problem, &current_speeds, self.parameters.objective),
             goal_processes: Vec::new(),
             gain,
-            forecasts: [
-                self.forecast(problem, current_layout, &current_speeds),
-                self.forecast(problem, layout, &new_speeds),
-            ],
-            layout_before: current_layout.clone(),
-            stays_unmeasured: false,
+            forecast: forecast(problem, layout, score_cache, |task| {
+                self.evidence.speeds.references_per_instr(task)
+            }),
+            layout_before: current_layout,
         }
     }
 
@@ -179,18 +169,19 @@ impl PlanFinder<'_, '_> {
         if gain < self.parameters.min_gain {
             return None;
         }
-        Some(self.build_proposal((problem, score_cache), &current_layout, &layout, gain))
+        let new_plan = self.build_plan(problem, &layout);
+        Some(self.build_proposal(input, current_layout, (&layout, new_plan), gain))
     }
 
     /// Returns the best move of up to `max_units` units between two partitions by the forecast. `None` if every step is beaten or on
     /// cooldown, or the forecast loses too much.
     pub fn find_step(
         &self,
-        problem: &PlanningProblem,
-        score_cache: &ScoreCache,
+        input: &SearchInput,
         beaten_layouts: &[SiteLayout],
         max_units: u32,
     ) -> Option<Proposal> {
+        let (problem, score_cache) = (&input.problem, &input.score_cache);
         let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
         let mut search = self.plan_search(problem, score_cache, self.parameters.max_evaluations);
         search.set_min_speed(&self.evidence.default_sites, Some(&current_layout));
@@ -221,7 +212,8 @@ impl PlanFinder<'_, '_> {
         if gain < -MAX_STEP_LOSS {
             return None;
         }
-        Some(self.build_proposal((problem, score_cache), &current_layout, &layout, gain))
+        let new_plan = self.build_plan(problem, &layout);
+        Some(self.build_proposal(input, current_layout, (&layout, new_plan), gain))
     }
 
     fn plan_search<'s>(

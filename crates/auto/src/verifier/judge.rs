@@ -47,7 +47,7 @@ impl Regression {
 pub enum Judgement {
     /// Nothing can be compared yet.
     Undecided,
-    /// Nothing can ever be compared.
+    /// Nothing can ever be compared, or the state is worse and the live tasks cannot return to the one before.
     NotMeasured,
     Kept(Option<MeasuredLogRatio>),
     Worse(Regression),
@@ -160,6 +160,9 @@ impl Judge<'_> {
             windows_after,
             is_loss.then(|| cumulative_speedups(&changes_from_baseline)),
         );
+        if is_worse {
+            return Judgement::NotMeasured;
+        }
         Judgement::Kept(measured)
     }
 }

@@ -15,7 +15,7 @@ mod site;
 mod space;
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{SplitMix64, TaskId};
 use serde::Deserialize;
@@ -29,7 +29,7 @@ use super::model::score_cache::ScoreCache;
 use super::model::sites::CacheSite;
 
 /// A mechanism that can be disabled.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mechanism {
     Placement,
@@ -59,23 +59,7 @@ impl Mechanism {
 }
 
 /// The mechanisms that the search may use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct AllowedMechanisms([bool; Mechanism::ALL.len()]);
-
-impl AllowedMechanisms {
-    /// Allows the mechanisms for which `is_allowed` returns true.
-    pub fn from_filter(is_allowed: impl Fn(Mechanism) -> bool) -> Self {
-        AllowedMechanisms(Mechanism::ALL.map(is_allowed))
-    }
-
-    /// Returns whether the search may use this mechanism.
-    pub fn allows(self, mechanism: Mechanism) -> bool {
-        Mechanism::ALL
-            .iter()
-            .zip(self.0)
-            .any(|(candidate, is_allowed)| *candidate == mechanism && is_allowed)
-    }
-}
+pub type AllowedMechanisms = BTreeSet<Mechanism>;
 
 /// A comparator of plans.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -191,7 +175,7 @@ impl PlanSearch<'_> {
 
         let mut candidates = vec![default];
         self.add_candidate(&mut candidates, "the plan in force", None, current.clone());
-        if self.allowed_mechanisms.allows(Mechanism::Gangs) {
+        if self.allowed_mechanisms.contains(&Mechanism::Gangs) {
             for (label, _, layout) in &placements[..2] {
                 let ganged = self.with_budget_share(3, |search| search.add_rotations(layout));
                 let layout = self.problem.with_closed_sites(ganged, &current);
@@ -202,7 +186,7 @@ impl PlanSearch<'_> {
 
         let placement_count = placements.len();
         for (index, (label, mechanism, layout)) in placements.into_iter().enumerate() {
-            if self.allowed_mechanisms.allows(Mechanism::Space) {
+            if self.allowed_mechanisms.contains(&Mechanism::Space) {
                 let divided = self.with_budget_share(placement_count - index, |search| {
                     search.with_best_partitions(&layout)
                 });
@@ -231,8 +215,8 @@ impl PlanSearch<'_> {
             ("the present placement", None, present.clone()),
         ];
         let can_place =
-            self.allowed_mechanisms.allows(Mechanism::Placement) && problem.sites.len() > 1;
-        let shares_data = self.allowed_mechanisms.allows(Mechanism::Sharing)
+            self.allowed_mechanisms.contains(&Mechanism::Placement) && problem.sites.len() > 1;
+        let shares_data = self.allowed_mechanisms.contains(&Mechanism::Sharing)
             && problem.tasks.iter().any(|task| task.cluster.is_some());
 
         let placement = Some(Mechanism::Placement);
@@ -444,7 +428,7 @@ mod tests {
     }
 
     fn all_mechanisms() -> AllowedMechanisms {
-        AllowedMechanisms::from_filter(|_| true)
+        Mechanism::ALL.into()
     }
 
     /// Are streams and programs that keep data separated if the machine's own scheduler has mixed them?

@@ -30,11 +30,11 @@ impl PlanSearch<'_> {
             .iter()
             .filter_map(|&index| current_layout.site_by_task[index])
             .collect();
-        if self.allowed_mechanisms.allows(Mechanism::Placement) && self.problem.sites.len() > 1 {
+        if self.allowed_mechanisms.contains(&Mechanism::Placement) && self.problem.sites.len() > 1 {
             changed_sites.extend(self.place_newcomers(newcomers, &mut placed_layout));
             add(self, "newcomers placed", &placed_layout);
         }
-        if self.allowed_mechanisms.allows(Mechanism::Space) {
+        if self.allowed_mechanisms.contains(&Mechanism::Space) {
             changed_sites.retain(|&site| placed_layout.rotations[site].is_none());
             let divided = self.divide_sites(&placed_layout, changed_sites);
             add(self, "newcomers placed, with partitions", &divided);
@@ -75,7 +75,7 @@ impl PlanSearch<'_> {
 #[cfg(test)]
 mod tests {
 
-    use super::super::{AllowedMechanisms, PlanComparator};
+    use super::super::PlanComparator;
     use super::*;
     use crate::auto::model::problem::PlanningProblem;
 
@@ -99,10 +99,10 @@ mod tests {
         problem: &PlanningProblem,
     ) -> ([Vec<CandidatePlan>; 2], PlanComparator) {
         let memo = ScoreCache::new(problem);
-        let allowed = AllowedMechanisms::from_filter(|mechanism| {
-            !matches!(mechanism, Mechanism::Space | Mechanism::Gangs)
-        });
-        let search = || PlanSearch::with_effort(problem, &memo, allowed, 400);
+        let search = || {
+            let allowed = [Mechanism::Placement, Mechanism::Sharing].into();
+            PlanSearch::with_effort(problem, &memo, allowed, 400)
+        };
         let current_layout = SiteLayout::from_default_sites(problem, &BTreeMap::new());
         let (mut search_once, mut full_search) = (search(), search());
         let candidates = [

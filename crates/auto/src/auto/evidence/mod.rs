@@ -189,6 +189,9 @@ impl TaskEvidence {
     /// Records tasks that run on another cache than threads of their process and whose waits for shared data would
     /// show.
     fn record_split_tasks(&mut self, view: &View<'_>, cpu_sites: &CpuSites) {
+        if !view.live_tasks().any(has_remote_stalls) {
+            return;
+        }
         // One cache of each process, and whether the process also ran on others.
         let mut process_sites: BTreeMap<ProcessId, (usize, bool)> = BTreeMap::new();
         let sited_samples = || {
@@ -200,18 +203,17 @@ impl TaskEvidence {
                 process_sites.entry(seen.process).or_insert((site, false));
             *ran_elsewhere |= *first_site != site;
         }
-        let has_remote_stalls = |sample: &TaskSample| {
-            sample
-                .counts
-                .get(CounterEvent::StallCycles(StallCause::RemoteCache))
-                .is_some()
-        };
         let is_split = |(seen, _): &(&TaskSample, usize)| {
             process_sites[&seen.process].1 && has_remote_stalls(seen)
         };
         self.split_tasks
             .extend(sited_samples().filter(is_split).map(|(seen, _)| seen.task));
     }
+}
+
+fn has_remote_stalls(sample: &TaskSample) -> bool {
+    let remote_stalls = CounterEvent::StallCycles(StallCause::RemoteCache);
+    sample.counts.get(remote_stalls).is_some()
 }
 
 /// Returns the tasks on each of the included sites, with their phases.

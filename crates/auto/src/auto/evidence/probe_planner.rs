@@ -140,7 +140,7 @@ impl ProbePlanner {
         self.clusters.retain(|task, _| live_tasks.contains(task));
         self.ran_ns_by_task
             .retain(|task, _| live_tasks.contains(task));
-        let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
+        let now_ns = view.observation.span.end_ns();
         for (task, task_probe) in &mut self.probes_by_task {
             let has_curve = curves.has_curve(view, *task);
             let entry_count = trace_entries_of(&task_probe.request.0);
@@ -538,7 +538,7 @@ fn is_answered(view: &View<'_>, probe: &ProbeRequest) -> bool {
 
 /// Returns whether a request is neither answered nor refused, and not yet too old.
 fn is_awaited(view: &View<'_>, (probe, since_ns): &OpenRequest) -> bool {
-    let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
+    let now_ns = view.observation.span.end_ns();
     !is_answered(view, probe)
         && !view.observation.applied.has_refused_probe(probe.id)
         && now_ns.saturating_sub(*since_ns) <= ANSWER_TIMEOUT_NS

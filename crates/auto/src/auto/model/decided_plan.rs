@@ -43,6 +43,9 @@ impl DecidedPlan {
             view.live_tasks()
                 .map(|sample| (sample.task, allowed_cpus(sample))),
         );
+        if previous_plan.shares.is_empty() {
+            return DecidedPlan(plan);
+        }
         let samples = &view.observation.tasks;
         let processes: BTreeSet<ProcessId> = samples.iter().map(|sample| sample.process).collect();
         for share in &previous_plan.shares {

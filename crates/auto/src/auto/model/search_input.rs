@@ -12,7 +12,6 @@ use cachemate_papers::work_metric::promised_work;
 
 use super::layout::SiteLayout;
 use super::problem::{PlanningProblem, PriorObservations};
-use super::program_model::ProgramModel;
 use super::score_cache::ScoreCache;
 use super::sites::cache_sites;
 use crate::auto::evidence::curves::CurveChecks;
@@ -40,6 +39,8 @@ pub struct SearchInput {
 #[derive(Default)]
 pub struct SearchHistory {
     last_search: Option<(TaskStamp, u64)>,
+    /// Window in which the last search began, brief or full.
+    pub start_window: Option<u64>,
     pub last_results: Option<SearchInput>,
     /// Whether a phase has changed since the last search.
     pub awaits_new_phase: bool,
@@ -73,43 +74,24 @@ impl SearchInput {
         {
             return None;
         }
-        let stored_stamps: BTreeMap<TaskId, (u32, bool)> = self
-            .stamp
-            .iter()
-            .map(|&(task, phase, is_known)| (task, (phase, is_known)))
-            .collect();
-        let known_stamps = stamp.iter().filter_map(|&(task, phase, is_known)| {
-            Some((stored_stamps.get(&task)?, (phase, is_known)))
-        });
-        let goals: BTreeMap<TaskId, _> = self
-            .problem
-            .tasks
-            .iter()
-            .filter_map(|problem_task| {
-                Some((problem_task.task, problem_task.program.as_ref()?.goal))
-            })
-            .collect();
-        let has_changed_goal = |sample: &cachemate_core::TaskSample| {
-            goals
-                .get(&sample.task)
-                .is_some_and(|goal| *goal != sample.goal.unwrap_or_default())
-        };
-        if known_stamps
-            .into_iter()
-            .any(|(previous_stamp, current_stamp)| *previous_stamp != current_stamp)
-            || view.live_tasks().any(has_changed_goal)
-        {
-            return None;
+        let index_by_task = self.problem.index_by_task();
+        let mut newcomers = BTreeSet::new();
+        for (sample, &(task, phase, is_known)) in view.live_tasks().zip(stamp) {
+            match index_by_task.get(&task) {
+                Some(&index) => {
+                    let model = self.problem.tasks[index].program.as_ref();
+                    let has_other_goal =
+                        model.is_some_and(|model| model.goal != sample.goal.unwrap_or_default());
+                    if self.stamp[index] != (task, phase, is_known) || has_other_goal {
+                        return None;
+                    }
+                }
+                None if is_known && speeds.observed_speed(task).is_some() => {
+                    newcomers.insert(task);
+                }
+                None => {}
+            }
         }
-        let can_be_modeled = |task: &TaskId| {
-            view.profiles.contains_key(task) && speeds.observed_speed(*task).is_some()
-        };
-        let newcomers: BTreeSet<TaskId> = stamp
-            .iter()
-            .filter(|(task, _, is_known)| *is_known && !stored_stamps.contains_key(task))
-            .map(|(task, ..)| *task)
-            .filter(can_be_modeled)
-            .collect();
         (1..=MAX_NEWCOMERS)
             .contains(&newcomers.len())
             .then_some(newcomers)
@@ -144,6 +126,7 @@ impl SearchHistory {
     /// Records that a search begins.
     pub fn record_start(&mut self, stamp: TaskStamp, window: u64) {
         self.last_search = Some((stamp, window));
+        self.start_window = Some(window);
         self.awaits_new_phase = false;
     }
 
@@ -393,13 +376,12 @@ impl InputBuilder<'_, '_> {
     ) -> Option<SearchInput> {
         let full_search_window = last_results.full_search_window;
         let previous_positions = last_results.problem.index_by_task();
-        let mut previous_models: BTreeMap<TaskId, Option<ProgramModel>> = last_results
-            .problem
-            .tasks
-            .into_iter()
-            .map(|problem_task| (problem_task.task, problem_task.program))
-            .collect();
-        let previous_model = |task: TaskId| previous_models.get_mut(&task)?.take();
+        let mut previous_tasks = last_results.problem.tasks;
+        let previous_model = |task: TaskId| {
+            previous_tasks[*previous_positions.get(&task)?]
+                .program
+                .take()
+        };
         let mut problem =
             PlanningProblem::new(self.view, &self.prior_observations(), previous_model)?;
         self.close_unknown_sites(&mut problem);

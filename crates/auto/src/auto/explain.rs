@@ -58,12 +58,12 @@ impl ReportedForecasts {
         !is_unchanged
     }
 
+    /// Forgets tasks that have exited, once there are many of them.
     fn retain(&mut self, problem: &PlanningProblem) {
-        let problem_tasks: BTreeSet<TaskId> = problem
-            .tasks
-            .iter()
-            .map(|problem_task| problem_task.task)
-            .collect();
+        if self.reported_speeds.len() <= problem.tasks.len() {
+            return;
+        }
+        let problem_tasks: BTreeSet<TaskId> = problem.task_ids().collect();
         self.reported_speeds
             .retain(|task, _| problem_tasks.contains(task));
     }

@@ -343,7 +343,9 @@ impl Auto {
                     restored_plan = Some(change.plan_before.clone());
                 }
                 if *outcome == VerificationOutcome::Slower && change.plan_before.matches(plan) {
-                    self.forecast = self.forecast_of(&change.layout_before);
+                    let input = self.searches.last_results.as_ref();
+                    self.forecast =
+                        input.map(|input| self.forecast_of(input, &change.layout_before));
                 }
                 self.partition_climb.record(*change, *outcome);
             }
@@ -488,25 +490,18 @@ impl Auto {
         self.reported_forecasts = reported_forecasts;
         if change.is_some() {
             self.partition_climb.restart();
-            self.searches.store_results(input);
         } else {
-            let layout = SiteLayout::from_plan(&plan.0, &input.problem);
-            self.searches.store_results(input);
-            self.forecast = self.forecast_of(&layout);
+            self.forecast = Some(self.forecast_of(&input, &input.current_layout));
         }
+        self.searches.store_results(input);
         change
     }
 
-    /// Forecasts a layout of the last search.
-    fn forecast_of(&self, layout: &SiteLayout) -> Option<Forecast> {
-        let SearchInput {
-            problem,
-            score_cache,
-            ..
-        } = self.searches.last_results.as_ref()?;
-        Some(forecast(problem, layout, score_cache, |task| {
+    /// Forecasts a layout by the models of a search.
+    fn forecast_of(&self, input: &SearchInput, layout: &SiteLayout) -> Forecast {
+        forecast(&input.problem, layout, &input.score_cache, |task| {
             self.evidence.speeds.references_per_instr(task)
-        }))
+        })
     }
 
     /// Searches for a move of units between the partitions in force. Curves have errors, so the last step of a partition

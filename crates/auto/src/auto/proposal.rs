@@ -61,19 +61,22 @@ impl PlanFinder<'_, '_> {
         reasons: &mut Vec<Reason>,
     ) -> Option<Proposal> {
         let (problem, score_cache) = (&input.problem, &input.score_cache);
-        let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
-        let current_score = score(problem, &current_layout, score_cache);
-        let (mut candidates, comparator) = self.find_candidates(input, &current_layout);
+        let current_layout = &input.current_layout;
+        let is_current = |candidate: &CandidatePlan| candidate.layout == *current_layout;
+        let (mut candidates, comparator) = self.find_candidates(input, current_layout);
+        let current_score = candidates.iter().find(|plan| is_current(plan))?.score;
         let default_layout = candidates[0].layout.clone();
-        candidates.retain(|candidate| {
-            candidate.layout == current_layout || self.is_allowed(&candidate.layout, problem)
-        });
+        candidates.retain(|plan| is_current(plan) || self.is_allowed(&plan.layout, problem));
         let best = self.best_candidate(&candidates, &comparator, problem)?;
         unmet_goals::explain_unmet(problem, &default_layout, &best.layout, score_cache, reasons);
 
         let gain = relative_gain(comparator.objective, current_score, best.score);
-        let best_plan = self.build_plan(problem, &best.layout);
-        let is_in_force = best.layout == current_layout || best_plan.matches(&self.current_plan.0);
+        let new_plan = if is_current(best) {
+            None
+        } else {
+            let plan = self.build_plan(problem, &best.layout);
+            Some(plan).filter(|plan| !plan.matches(&self.current_plan.0))
+        };
         let repairs_goal =
             unmet_goals::is_improvement(current_score.unmet_goals, best.score.unmet_goals);
         let report = SearchReport {
@@ -81,17 +84,18 @@ impl PlanFinder<'_, '_> {
             score_cache,
             candidates: &candidates,
             best_candidate: best,
-            current_layout: &current_layout,
+            current_layout,
             comparator,
             gain,
             newcomers: input.newcomers.as_deref(),
             mechanism_gains: &mechanism_gains(&comparator, current_score, &candidates),
         };
         let probe_planner = &self.evidence.probe_planner;
-        if is_in_force || !(repairs_goal || gain >= self.parameters.min_gain) {
+        let pays_off = repairs_goal || gain >= self.parameters.min_gain;
+        let Some(new_plan) = new_plan.filter(|_| pays_off) else {
             report.explain_unchanged(probe_planner, reported_forecasts, reasons);
             return None;
-        }
+        };
 
         let method = if repairs_goal || !self.has_time_to_confirm {
             VerificationMethod::Monitoring
@@ -100,7 +104,7 @@ impl PlanFinder<'_, '_> {
         };
         report.explain_change(method, probe_planner, reported_forecasts, reasons);
         let goal_processes = if repairs_goal {
-            let (before, after) = (&current_layout, &best.layout);
+            let (before, after) = (current_layout, &best.layout);
             unmet_goals::improved_processes(problem, before, after, score_cache)
         } else {
             Vec::new()
@@ -108,12 +112,7 @@ impl PlanFinder<'_, '_> {
         Some(Proposal {
             method,
             goal_processes,
-            ..self.build_proposal(
-                input,
-                current_layout.clone(),
-                (&best.layout, best_plan),
-                gain,
-            )
+            ..self.build_proposal(input, current_layout, (&best.layout, new_plan), gain)
         })
     }
 
@@ -121,13 +120,13 @@ impl PlanFinder<'_, '_> {
     fn build_proposal(
         &self,
         input: &SearchInput,
-        current_layout: SiteLayout,
+        current_layout: &SiteLayout,
         (layout, new_plan): (&SiteLayout, DecidedPlan),
         gain: f64,
     ) -> Proposal {
         let problem = &input.problem;
         let score_cache = &input.score_cache;
-        let current_speeds = forecast_speeds(problem, &current_layout, score_cache);
+        let current_speeds = forecast_speeds(problem, current_layout, score_cache);
         Proposal {
             method: VerificationMethod::Confirmation,
             new_plan,
@@ -137,7 +136,7 @@ impl PlanFinder<'_, '_> {
             forecast: forecast(problem, layout, score_cache, |task| {
                 self.evidence.speeds.references_per_instr(task)
             }),
-            layout_before: current_layout,
+            layout_before: current_layout.clone(),
         }
     }
 
@@ -146,16 +145,16 @@ impl PlanFinder<'_, '_> {
     pub fn find_exploration(&self, input: &SearchInput, keep_probability: f64) -> Option<Proposal> {
         let (problem, score_cache) = (&input.problem, &input.score_cache);
         let optimistic = input.optimistic.as_deref()?;
-        let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
+        let current_layout = &input.current_layout;
         let optimistic_cache = ScoreCache::default();
         let max_scores = self.parameters.max_evaluations / BRIEF_SEARCH_DIVISOR;
         let mut search = self.plan_search(optimistic, &optimistic_cache, max_scores);
-        search.set_min_speed(&self.evidence.default_sites, Some(&current_layout));
+        search.set_min_speed(&self.evidence.default_sites, Some(current_layout));
         let objective = search.comparator.objective;
-        let layout = search.with_best_partitions(&current_layout);
+        let layout = search.with_best_partitions(current_layout);
 
         let [current_score, new_score] =
-            [&current_layout, &layout].map(|layout| score(problem, layout, score_cache));
+            [current_layout, &layout].map(|layout| score(problem, layout, score_cache));
         let is_possible = layout.partitions != current_layout.partitions
             && self.is_allowed(&layout, problem)
             && new_score.unmet_goals <= current_score.unmet_goals;
@@ -163,7 +162,7 @@ impl PlanFinder<'_, '_> {
             return None;
         }
         let [optimistic_current, optimistic_new] =
-            [&current_layout, &layout].map(|layout| score(optimistic, layout, &optimistic_cache));
+            [current_layout, &layout].map(|layout| score(optimistic, layout, &optimistic_cache));
         let gain = keep_probability * relative_gain(objective, optimistic_current, optimistic_new)
             + (1.0 - keep_probability) * relative_gain(objective, current_score, new_score);
         if gain < self.parameters.min_gain {
@@ -213,7 +212,7 @@ impl PlanFinder<'_, '_> {
             return None;
         }
         let new_plan = self.build_plan(problem, &layout);
-        Some(self.build_proposal(input, current_layout, (&layout, new_plan), gain))
+        Some(self.build_proposal(input, &current_layout, (&layout, new_plan), gain))
     }
 
     fn plan_search<'s>(

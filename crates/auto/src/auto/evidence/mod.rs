@@ -58,6 +58,7 @@ impl TaskEvidence {
         let has_changed = self.arrivals.observe(view);
         if has_changed {
             self.speeds.retain(&live_tasks);
+            self.curves.retain(&live_tasks);
             self.default_sites
                 .retain(|task, _| live_tasks.contains(task));
             self.split_tasks.retain(|task| live_tasks.contains(task));

@@ -16,9 +16,11 @@ impl DecidedPlan {
         let mut plan = Plan::idle(previous_plan.window);
         let movable_tasks: BTreeSet<TaskId> = view.movable_tasks().map(|task| task.task).collect();
         let online = view.online();
-        plan.affinity = previous_plan.affinity.clone();
-        plan.affinity
-            .retain(|task, cpus| movable_tasks.contains(task) && cpus.intersects(&online));
+        let pins = previous_plan.affinity.iter();
+        plan.affinity = pins
+            .filter(|(task, cpus)| movable_tasks.contains(task) && cpus.intersects(&online))
+            .map(|(task, cpus)| (*task, cpus.clone()))
+            .collect();
         for schedule in &previous_plan.gangs {
             let mut schedule = schedule.clone();
             for gang in &mut schedule.gangs {

@@ -116,10 +116,17 @@ impl PlanningProblem {
             let local_partners = partners.clone().filter(|(_, other)| *other == site);
             Some(local_partners.count() as f64 / partners.count().max(1) as f64)
         };
-        let mut thread_counts: BTreeMap<(ProcessId, Option<usize>), usize> = BTreeMap::new();
-        for (task, site) in &sited_tasks {
-            *thread_counts.entry((task.process, *site)).or_default() += 1;
-        }
+        let mut process_sites: Vec<(ProcessId, Option<usize>)> = sited_tasks
+            .iter()
+            .map(|(task, site)| (task.process, *site))
+            .collect();
+        process_sites.sort_unstable();
+        // Processes with several threads on one site.
+        let thread_sites: BTreeSet<(ProcessId, Option<usize>)> = process_sites
+            .windows(2)
+            .filter(|pair| pair[0] == pair[1])
+            .map(|pair| pair[0])
+            .collect();
         let build_problem_task = |&(task, site): &(&TaskSample, Option<usize>)| {
             let model_inputs = |profile, speed| ModelInputs {
                 memory: PriorObservations::memory_distance(
@@ -155,7 +162,7 @@ impl PlanningProblem {
                 last_site: site,
                 must_stay: !clusters.contains_key(&task.task)
                     && !split_tasks.contains(&task.task)
-                    && thread_counts[&(task.process, site)] > 1,
+                    && thread_sites.contains(&(task.process, site)),
             }
         };
         let tasks: Vec<ProblemTask> = sited_tasks.iter().map(build_problem_task).collect();

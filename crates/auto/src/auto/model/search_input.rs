@@ -25,6 +25,8 @@ pub type TaskStamp = Vec<(TaskId, u32, bool)>;
 /// A planning problem with its stored scores, as one search leaves it to the next.
 pub struct SearchInput {
     pub problem: PlanningProblem,
+    /// The layout of the plan in force at that search.
+    pub current_layout: SiteLayout,
     /// The same problem if curves lie as low as their errors allow; `None` if no partitions are explored.
     pub optimistic: Option<Box<PlanningProblem>>,
     pub score_cache: ScoreCache,
@@ -361,6 +363,7 @@ impl InputBuilder<'_, '_> {
         let score_cache = score_cache.carry_over(&problem, unchanged_position);
         Some(SearchInput {
             problem,
+            current_layout,
             optimistic,
             score_cache,
             newcomers: None,
@@ -400,6 +403,7 @@ impl InputBuilder<'_, '_> {
             .score_cache
             .carry_over(&problem, unchanged_position);
         Some(SearchInput {
+            current_layout: SiteLayout::from_plan(self.current_plan, &problem),
             problem,
             optimistic: None,
             score_cache,

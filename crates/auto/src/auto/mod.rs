@@ -35,7 +35,6 @@ use self::model::forecast::forecast;
 use self::model::layout::SiteLayout;
 pub use self::model::score::PlanObjective;
 use self::model::search_input::{SEARCH_INTERVAL_WINDOWS, SearchHistory, SearchInput, task_stamp};
-use self::model::sites::cache_sites;
 use self::proposal::{PlanFinder, Proposal};
 use self::service_confinement::ServiceConfinements;
 
@@ -614,13 +613,13 @@ impl Auto {
         let mechanisms = self.parameters.allowed_mechanisms(view);
         let TaskEvidence {
             probe_planner,
+            sites,
             speeds,
             curves,
             ..
         } = &mut self.evidence;
-        let sites = cache_sites(view);
         let samples_sharing = mechanisms.contains(&Mechanism::Sharing);
-        probe_planner.plan_probes(view, &sites, (speeds, curves), &limits, samples_sharing)
+        probe_planner.plan_probes(view, sites, (speeds, curves), &limits, samples_sharing)
     }
 }
 

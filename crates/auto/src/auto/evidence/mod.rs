@@ -32,6 +32,8 @@ pub const PATIENCE_WINDOWS: u64 = 40;
 /// Evidence about the tasks; see the module's documentation.
 #[derive(Default)]
 pub struct TaskEvidence {
+    /// The caches in the last window.
+    pub sites: Vec<CacheSite>,
     pub speeds: SpeedTracker,
     pub probe_planner: ProbePlanner,
     /// Site on which the machine's own scheduler ran each task.
@@ -74,6 +76,7 @@ impl TaskEvidence {
             .retain(&live_tasks, |task| phases::current_phase(view, task));
         self.record_homes(view, &cpu_sites);
         self.record_split_tasks(view, &cpu_sites);
+        self.sites = sites;
         has_changed
     }
 

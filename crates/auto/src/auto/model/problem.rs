@@ -7,7 +7,7 @@ use cachemate_papers::gang_quantum::cycles_per_ns;
 
 use super::bus::MemoryPathModel;
 use super::program_model::{MemoryDistance, ModelInputs, ProgramModel};
-use super::sites::{CacheSite, CpuSites, cache_sites};
+use super::sites::{CacheSite, CpuSites};
 use crate::auto::evidence::curves::CurveChecks;
 use crate::auto::evidence::speeds::SpeedTracker;
 
@@ -44,6 +44,7 @@ pub struct PlanningProblem {
 
 /// The evidence of earlier windows from which models are computed.
 pub struct PriorObservations<'a> {
+    pub sites: &'a [CacheSite],
     pub speeds: &'a SpeedTracker,
     pub clusters: &'a BTreeMap<TaskId, usize>,
     pub default_sites: &'a BTreeMap<TaskId, usize>,
@@ -90,7 +91,7 @@ impl PlanningProblem {
             split_tasks,
             ..
         } = *prior;
-        let sites = cache_sites(view);
+        let sites = prior.sites.to_vec();
         let cpu_sites = CpuSites::from_sites(&sites);
         let largest_cache_bytes = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let line_bytes = view

@@ -13,10 +13,9 @@ use cachemate_papers::work_metric::promised_work;
 use super::layout::SiteLayout;
 use super::problem::{PlanningProblem, PriorObservations};
 use super::score_cache::ScoreCache;
-use super::sites::cache_sites;
 use crate::auto::evidence::curves::CurveChecks;
 use crate::auto::evidence::probe_planner::MIN_BUSY_SHARE;
-use crate::auto::evidence::speeds::{ObservedSpeed, SpeedTracker};
+use crate::auto::evidence::speeds::ObservedSpeed;
 use crate::auto::evidence::{PATIENCE_WINDOWS, TaskEvidence, co_runners, phases::current_phase};
 
 /// Tasks, their phases, and whether their curves are known.
@@ -66,13 +65,13 @@ impl SearchInput {
         &self,
         view: &View<'_>,
         stamp: &TaskStamp,
-        speeds: &SpeedTracker,
+        evidence: &TaskEvidence,
     ) -> Option<BTreeSet<TaskId>> {
         let is_large =
             self.problem.tasks.len() >= MIN_BRIEF_SEARCH_TASKS && self.problem.bus.is_none();
         if !is_large
             || view.observation.window >= self.full_search_window + MAX_MODEL_AGE_WINDOWS
-            || cache_sites(view) != self.problem.sites
+            || evidence.sites != self.problem.sites
         {
             return None;
         }
@@ -88,7 +87,7 @@ impl SearchInput {
                         return None;
                     }
                 }
-                None if is_known && speeds.observed_speed(task).is_some() => {
+                None if is_known && evidence.speeds.observed_speed(task).is_some() => {
                     newcomers.insert(task);
                 }
                 None => {}
@@ -186,7 +185,7 @@ impl SearchHistory {
         let last_results = self.last_results.take();
         let newcomers = last_results
             .as_ref()
-            .and_then(|last_results| last_results.newcomers_since(view, stamp, &evidence.speeds));
+            .and_then(|last_results| last_results.newcomers_since(view, stamp, evidence));
         let mut input_builder = InputBuilder {
             view,
             current_plan,
@@ -216,6 +215,7 @@ struct InputBuilder<'a, 'v> {
 impl InputBuilder<'_, '_> {
     fn prior_observations(&self) -> PriorObservations<'_> {
         PriorObservations {
+            sites: &self.evidence.sites,
             speeds: &self.evidence.speeds,
             clusters: &self.evidence.probe_planner.clusters,
             default_sites: &self.evidence.default_sites,

@@ -153,7 +153,8 @@ struct Auto {
     parameters: Parameters,
     seed: u64,
     evidence: TaskEvidence,
-    state: State,
+    /// The change that the verifier measures; without one, the plan in force is kept until a search has a better one.
+    unverified_change: Option<UnverifiedChange>,
     /// Forecast of the plan in force; `None` if the last search was for other tasks or phases.
     forecast: Option<Forecast>,
     measured_windows: MeasuredWindows,
@@ -161,14 +162,6 @@ struct Auto {
     reported_forecasts: ReportedForecasts,
     partition_climb: PartitionClimb,
     confinements: ServiceConfinements,
-}
-
-/// What is being done with the plan.
-enum State {
-    /// The plan in force is kept until a search has a better one.
-    Holding,
-    /// The verifier measures a change.
-    Proposed(Box<UnverifiedChange>),
 }
 
 /// A proposed change that has no verdict yet.
@@ -304,7 +297,7 @@ impl Auto {
             parameters,
             seed,
             evidence: TaskEvidence::default(),
-            state: State::Holding,
+            unverified_change: None,
             forecast: None,
             measured_windows: MeasuredWindows::default(),
             searches: SearchHistory::default(),
@@ -315,7 +308,7 @@ impl Auto {
     }
 
     fn is_measuring(&self) -> bool {
-        matches!(self.state, State::Proposed(_))
+        self.unverified_change.is_some()
     }
 
     fn can_confine(&self, view: &View<'_>) -> bool {
@@ -336,7 +329,7 @@ impl Auto {
                 self.measured_windows.restart(0);
                 self.forecast = None;
             }
-            if let State::Proposed(change) = std::mem::replace(&mut self.state, State::Holding) {
+            if let Some(change) = self.unverified_change.take() {
                 let is_interrupted = *outcome == VerificationOutcome::Interrupted;
                 if is_interrupted && change.origin != ChangeOrigin::Plan {
                     restored_plan = Some(change.plan_before.clone());
@@ -346,7 +339,7 @@ impl Auto {
                     self.forecast =
                         input.map(|input| self.forecast_of(input, &change.layout_before));
                 }
-                self.partition_climb.record(*change, *outcome);
+                self.partition_climb.record(change, *outcome);
             }
         }
         self.confinements.observe_verdict(view);
@@ -580,11 +573,11 @@ impl Auto {
         proposal: Proposal,
         plan_before: DecidedPlan,
     ) -> (DecidedPlan, Verification) {
-        self.state = State::Proposed(Box::new(UnverifiedChange {
+        self.unverified_change = Some(UnverifiedChange {
             origin,
             layout_before: proposal.layout_before,
             plan_before,
-        }));
+        });
         self.measured_windows
             .restart(self.parameters.warmup_windows);
         self.forecast = Some(proposal.forecast);
@@ -774,11 +767,11 @@ mod tests {
         });
         for (origin, expected) in [(ChangeOrigin::Plan, &after), (ChangeOrigin::Step, &before)] {
             let mut policy = Auto::new(Parameters::default(), 1);
-            policy.state = State::Proposed(Box::new(UnverifiedChange {
+            policy.unverified_change = Some(UnverifiedChange {
                 origin,
                 layout_before: SiteLayout::default(),
                 plan_before: DecidedPlan(before.clone()),
-            }));
+            });
             assert_eq!(
                 decide_window(&mut policy, 2, &after, &verdict).plan.shares,
                 expected.shares

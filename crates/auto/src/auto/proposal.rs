@@ -4,15 +4,15 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Forecast, PartitionSupport, Plan, ProcessId, Reason, ShareMember, SplitMix64, Units,
-    VerificationMethod, View,
+    Forecast, PartitionSupport, Plan, ProcessId, Reason, ShareMember, SplitMix64, TaskSample,
+    Units, VerificationMethod, View,
 };
 use cachemate_papers::partition::units::pages_to_move;
 
 use super::Parameters;
 use super::candidates::{CandidatePlan, Mechanism, PlanComparator, PlanSearch, unit_steps};
 use super::evidence::TaskEvidence;
-use super::explain::{MechanismGain, ReportedForecasts, SearchReport};
+use super::explain::{ReportedForecasts, SearchReport};
 use super::model::decided_plan::DecidedPlan;
 use super::model::forecast::forecast;
 use super::model::layout::SiteLayout;
@@ -318,22 +318,19 @@ impl PlanFinder<'_, '_> {
             };
             let site = problem.sites.iter().find(|site| site.cache == share.cache);
             let Some(PartitionSupport::Colors {
-                page_migration_ns: move_page_ns,
-                ..
+                page_migration_ns, ..
             }) = site.and_then(|site| site.partition_units)
             else {
                 continue;
             };
-            let members = self.view.live_tasks().filter(|sample| {
-                share
-                    .members
-                    .contains(&ShareMember::Process(sample.process))
-            });
-            let pages = members
-                .filter_map(|seen| seen.pages_per_color.as_deref())
-                .next();
+            let is_member = |sample: &&TaskSample| {
+                let process = ShareMember::Process(sample.process);
+                share.members.contains(&process)
+            };
+            let mut members = self.view.live_tasks().filter(is_member);
+            let pages = members.find_map(|sample| sample.pages_per_color.as_deref());
             copying_ns += pages.map_or(0.0, |pages| {
-                pages_to_move(pages, allowed) as f64 * move_page_ns
+                pages_to_move(pages, allowed) as f64 * page_migration_ns
             });
         }
         copying_ns
@@ -373,25 +370,19 @@ fn relative_gain(objective: PlanObjective, current: LayoutScore, new: LayoutScor
     new.objective_value(objective) / current.objective_value(objective).max(1e-9) - 1.0
 }
 
-/// Returns the best plan of every single mechanism.
+/// Gains of the best plan of every single mechanism over the plan in force, as shares.
 fn mechanism_gains(
     comparator: &PlanComparator,
     current_score: LayoutScore,
     candidates: &[CandidatePlan],
-) -> Vec<MechanismGain> {
-    let best_of_mechanism = |mechanism: Mechanism| {
-        let mechanism_candidates = candidates
-            .iter()
-            .filter(|candidate| candidate.mechanism == Some(mechanism));
-        let key = |candidate: &CandidatePlan| comparator.score_key(candidate.score);
-        let best = mechanism_candidates.reduce(|a, b| if key(b) > key(a) { b } else { a })?;
-        Some(MechanismGain {
-            mechanism,
-            gain: relative_gain(comparator.objective, current_score, best.score),
-        })
-    };
-    Mechanism::ALL
-        .into_iter()
-        .filter_map(best_of_mechanism)
-        .collect()
+) -> Vec<(Mechanism, f64)> {
+    let mut gains = Vec::new();
+    for mechanism in Mechanism::ALL {
+        let is_single = |plan: &&CandidatePlan| plan.mechanism == Some(mechanism);
+        if let Some(best) = comparator.best_of(candidates.iter().filter(is_single)) {
+            let gain = relative_gain(comparator.objective, current_score, best.score);
+            gains.push((mechanism, gain));
+        }
+    }
+    gains
 }

@@ -29,20 +29,6 @@ pub struct Regression {
     pub is_goal_broken: bool,
 }
 
-impl Regression {
-    fn from_changes(judgement: GuardVerdict, changes: &[ProcessChange]) -> Self {
-        let is_goal_broken = changes
-            .iter()
-            .any(|change| change.goal_change.broken_goal_change() > 0);
-        Regression {
-            judgement,
-            measured: None,
-            is_from_baseline: false,
-            is_goal_broken,
-        }
-    }
-}
-
 /// The result of a window for the state in force.
 pub enum Judgement {
     /// Nothing can be compared yet.
@@ -147,10 +133,12 @@ impl Judge<'_> {
             } else {
                 reference_verdict
             };
+            let breaks_goal = |change: &ProcessChange| change.goal_change.broken_goal_change() > 0;
             return Judgement::Worse(Regression {
+                judgement,
                 measured,
                 is_from_baseline,
-                ..Regression::from_changes(judgement, &changes_from_reference)
+                is_goal_broken: changes_from_reference.iter().any(breaks_goal),
             });
         }
         // The loss of other processes for a goal is not added to later losses.

@@ -19,8 +19,8 @@
 //! and the plans on cooldown, from [`View::verdicts`].
 //!
 //! Properties: pure. Windows in which probes stop or slow programs do not count. Without speeds nothing is judged, and
-//! so nothing is rolled back, and a plan that is only proposed is not measured. Each of the guard's two tests rolls one in a hundred changes without effect back by chance; a
-//! confirmation without effect ends by its sign. Windows of
+//! so nothing is rolled back, and a plan that is only proposed is not measured. Each of the guard's two tests rolls one
+//! in a hundred changes without effect back by chance; a confirmation without effect ends by its sign. Windows of
 //! different phases are never compared. Arrivals and exits neither end nor hide a comparison of the remaining tasks; a
 //! newcomer is compared once it has a reference of its own. If configured to wait, the guard allows no change before
 //! there is a reference, unless no speed can be measured. Probes and the window length are the policy's and are passed

@@ -75,6 +75,17 @@ impl PlanComparator {
         let speed_shortfall = (self.min_speed - score.min_relative_speed).clamp(0.0, 10.0);
         score.objective_value(self.objective) - 100.0 * score.unmet_goals - 10.0 * speed_shortfall
     }
+
+    /// The first of the plans with the largest key.
+    pub fn best_of<'c>(
+        &self,
+        candidates: impl IntoIterator<Item = &'c CandidatePlan>,
+    ) -> Option<&'c CandidatePlan> {
+        let key = |candidate: &CandidatePlan| self.score_key(candidate.score);
+        candidates
+            .into_iter()
+            .reduce(|a, b| if key(b) > key(a) { b } else { a })
+    }
 }
 
 /// A plan with its score.
@@ -410,19 +421,10 @@ mod tests {
         let mut search = PlanSearch::with_effort(problem, &memo, allowed, effort);
         let candidates = search.find_candidates(&BTreeMap::new(), None);
         let comparator = search.comparator;
-        let best = candidates
-            .iter()
-            .map(|candidate| candidate.score)
-            .reduce(|a, b| {
-                if comparator.score_key(b) > comparator.score_key(a) {
-                    b
-                } else {
-                    a
-                }
-            });
+        let best = comparator.best_of(&candidates).unwrap();
         (
             candidates[0].score,
-            best.unwrap(),
+            best.score,
             search.remaining_scores.get(),
         )
     }
@@ -475,16 +477,7 @@ mod tests {
         assert!((stream.relative_speed - 1.0).abs() < 1e-6);
 
         let value = |score: LayoutScore| score.objective_value(PlanObjective::WeightedSpeedup);
-        let best = candidates
-            .iter()
-            .reduce(|a, b| {
-                if value(b.score) > value(a.score) {
-                    b
-                } else {
-                    a
-                }
-            })
-            .unwrap();
+        let best = search.comparator.best_of(&candidates).unwrap();
         assert!((value(best.score) / value(candidates[0].score) - 1.463).abs() < 1e-3);
         let partitions = &best.layout.partitions[0];
         let of_reuser = partitions.iter().find(|part| part.members == [0]).unwrap();

@@ -116,29 +116,13 @@ mod tests {
         (candidates, search_once.comparator)
     }
 
-    fn best_candidate<'a>(
-        plans: &'a [CandidatePlan],
-        comparator: &PlanComparator,
-    ) -> &'a CandidatePlan {
-        plans
-            .iter()
-            .reduce(|a, b| {
-                if comparator.score_key(b.score) > comparator.score_key(a.score) {
-                    b
-                } else {
-                    a
-                }
-            })
-            .unwrap()
-    }
-
     /// Is a stream that arrives placed with the other streams rather than with tasks that keep their data?
     #[test]
     fn an_arriving_stream_is_placed_with_the_other_streams() {
         let problem = problem_fixture(&[(0, 0.4), (0, 0.3), (1, 1.2), (1, 1.3), (0, 1.4)], 2);
         let ([brief, _], comparator) = brief_and_full_candidates(&problem);
         assert_eq!(
-            best_candidate(&brief, &comparator).layout.site_by_task[4],
+            comparator.best_of(&brief).unwrap().layout.site_by_task[4],
             Some(1)
         );
     }
@@ -153,7 +137,7 @@ mod tests {
             let problem = problem_fixture(&tasks, 4);
             let ([brief, _], comparator) = brief_and_full_candidates(&problem);
             let current_layout = SiteLayout::from_default_sites(&problem, &BTreeMap::new());
-            let best_plan = best_candidate(&brief, &comparator);
+            let best_plan = comparator.best_of(&brief).unwrap();
             let moved_tasks: Vec<usize> =
                 (0..tasks.len()).filter(|&index| best_plan.layout.site_by_task[index] != current_layout.site_by_task[index]).collect();
             prop_assert!(moved_tasks.is_empty() || moved_tasks == [tasks.len() - 1], "{moved_tasks:?}");

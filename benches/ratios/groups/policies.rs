@@ -348,7 +348,6 @@ impl KeptPlan {
         KeptPlan(is_proposed.then(|| ChangeVerdict {
             outcome: VerificationOutcome::NotMeasured,
             plan: decision.plan.clone(),
-            forecast: decision.forecast.clone(),
             forecast_gain: None,
             measured: None,
         }))

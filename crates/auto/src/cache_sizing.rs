@@ -24,10 +24,9 @@ mod trace_planner;
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Ability, CacheId, CacheShare, CoRunPenalty, Decision, Forecast, GroupId, PartitionSupport,
-    Plan, Policy, ProbeRequest, ProcessId, Profiles, ProposedChange, Reason, ShareMember,
-    SpeedObjective, TaskId, TaskSample, Verification, VerificationMethod, VerificationOutcome,
-    View, WindowLength,
+    Ability, CacheId, CacheShare, CoRunPenalty, Decision, GroupId, PartitionSupport, Plan, Policy,
+    ProbeRequest, ProcessId, Profiles, ProposedChange, Reason, ShareMember, SpeedObjective, TaskId,
+    TaskSample, Verification, VerificationMethod, VerificationOutcome, View, WindowLength,
 };
 use cachemate_papers::partition::MigrationMode;
 use cachemate_papers::partition::demand_curve::DemandCurve;
@@ -666,7 +665,6 @@ impl SizingForecast<'_> {
         let processes = self.domain.processes.iter().zip(self.claimants);
         ProposedChange {
             method: VerificationMethod::Confirmation,
-            forecasts: [Forecast::default(), Forecast::default()],
             forecast_gain: gain,
             min_gain: parameters.min_gain,
             objective: SpeedObjective::Sum,

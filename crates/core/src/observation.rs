@@ -31,6 +31,13 @@ pub struct TimeSpan {
     pub elapsed_cycles: Option<u64>,
 }
 
+impl TimeSpan {
+    /// Counted from the start of the run.
+    pub fn end_ns(&self) -> u64 {
+        self.start_ns + self.elapsed_ns
+    }
+}
+
 /// A level of the cache hierarchy; ordered from the core outward.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum CacheLevel {

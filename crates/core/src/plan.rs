@@ -259,4 +259,10 @@ impl Plan {
             window,
         }
     }
+
+    /// CPUs, weights, gangs and shares are compared; probes, advice and windows are not.
+    pub fn has_same_placement(&self, other: &Plan) -> bool {
+        (&self.affinity, &self.weights, &self.gangs, &self.shares)
+            == (&other.affinity, &other.weights, &other.gangs, &other.shares)
+    }
 }

@@ -10,6 +10,8 @@
 //! the name that it had then. A name is never looked up in the text, because a program can be
 //! called `{1}`.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -140,8 +142,6 @@ pub enum SpeedObjective {
 pub struct ProposedChange {
     /// The method by which the change is measured.
     pub method: VerificationMethod,
-    /// Forecasts of the old and the new plan.
-    pub forecasts: [Forecast; 2],
     /// Forecast gain, as a fraction of the objective.
     pub forecast_gain: f64,
     /// Smallest gain that justifies the change, as a fraction.
@@ -171,7 +171,8 @@ pub enum VerificationOutcome {
     NotSlower,
     /// The plan is slower, harms a program, or was to be confirmed and is not faster: the old plan is restored.
     Slower,
-    /// No process ran long enough both before and after the change: the plan is kept.
+    /// No process ran long enough both before and after the change, the plan is only a proposal, or nothing can be
+    /// taken back: the plan is kept.
     NotMeasured,
     /// Tasks or phases changed: the plan is kept.
     Interrupted,
@@ -186,8 +187,6 @@ pub struct ChangeVerdict {
     pub outcome: VerificationOutcome,
     /// The plan that the verifier keeps, from which the policy continues.
     pub plan: Plan,
-    /// Forecast of that plan, if it was proposed with one.
-    pub forecast: Option<Forecast>,
     /// The forecast gain, if the change was proposed.
     pub forecast_gain: Option<f64>,
     /// The measured change; `None` if nothing was measured.
@@ -311,7 +310,7 @@ pub struct View<'a> {
     /// The profile of each task after that window, including facts recalled from earlier.
     pub profiles: &'a Profiles,
     /// The plan of the window before, without temporary pins of the verifier. A policy without new evidence keeps its
-    /// masks, gangs and shares.
+    /// masks, gangs and shares. On a host that only observes it is a proposal ([`View::plan_in_force`]).
     pub previous_plan: &'a Plan,
     /// The predictor for "what if" questions.
     pub predictor: &'a dyn Predictor,
@@ -326,6 +325,28 @@ impl<'a> View<'a> {
         self.verdicts
             .latest()
             .map_or(self.previous_plan, |verdict| &verdict.plan)
+    }
+
+    /// The plan under which the window ran: the previous one, unless that was only proposed. Evidence
+    /// belongs to this plan, and a policy's own proposal continues from [`View::plan_to_keep`].
+    pub fn plan_in_force(&self) -> Cow<'a, Plan> {
+        let applied = &self.observation.applied;
+        if !applied.is_only_proposed {
+            return Cow::Borrowed(self.previous_plan);
+        }
+        Cow::Owned(Plan {
+            affinity: applied.affinity.clone(),
+            weights: applied.weights.clone(),
+            gangs: applied.gangs.clone(),
+            shares: applied
+                .shares
+                .iter()
+                .map(|active_share| active_share.share.clone())
+                .collect(),
+            penalties: applied.penalties.clone(),
+            probes: self.previous_plan.probes.clone(),
+            window: self.previous_plan.window,
+        })
     }
 
     /// CPUs that can run tasks now; hotplug changes them between windows.

@@ -495,7 +495,8 @@ impl PromiseTracker {
         }
         self.histories
             .retain(|(process, _), _| processes.contains(process));
-        if has_other_placement(current_plan, &decision.plan) {
+        let is_in_force = !observation.applied.is_only_proposed;
+        if is_in_force && !current_plan.has_same_placement(&decision.plan) {
             self.settling_windows = SETTLING_WINDOWS;
             self.histories
                 .values_mut()
@@ -503,11 +504,6 @@ impl PromiseTracker {
         }
         reports
     }
-}
-
-/// Placement, partition or rotation; other probes or windows do not count.
-fn has_other_placement(a: &Plan, b: &Plan) -> bool {
-    a.affinity != b.affinity || a.weights != b.weights || a.gangs != b.gangs || a.shares != b.shares
 }
 
 /// Time that a process ran or waited to run in one window, and the solo time of its work. Both are

@@ -4,7 +4,9 @@
 //! exchanged for a simulator or a recording, and a policy for another one. The order is written
 //! down here and nowhere else. It has one subtlety: what a machine refuses of a plan is known only
 //! after the plan was applied, so refusals join the *next* observation, where the policy reads them
-//! as part of what happened.
+//! as part of what happened. A host that only observes takes the whole plan for a proposal; its
+//! forecast is then compared with nothing, and policies read the plan that is in force instead
+//! from [`View::plan_in_force`].
 //!
 //! For example, in window 41 the policy asks for two shares, and the second one is refused because
 //! no class of service is free. Window 42 shows the first share in force and the second among the
@@ -32,7 +34,7 @@ pub struct WindowRecord {
     /// The decision that followed it, with its reasons.
     pub decision: Decision,
     /// The forecast under the plan, from the policy's model or the reference predictor; it is compared with the next
-    /// window whatever the machine refused, unless CPUs, pauses or probes changed that window.
+    /// window, unless the plan is only proposed, or CPUs, pauses or probes changed that window.
     pub forecast: Forecast,
     /// The state in force that the machine reported after it applied the plan.
     pub applied: crate::AppliedPlan,
@@ -93,12 +95,15 @@ pub struct ControlLoop<M, P> {
     pub policy_name: String,
     measured_profiles: Profiles,
     recalled_profiles: Option<Profiles>,
-    /// The plan that was decided last; the machine may have refused parts of it.
+    /// The plan that was decided last; the machine may have refused parts of it, or take all of it for a proposal.
     pub plan: Plan,
-    /// The forecast for the plan in force; empty before the first step.
+    /// The forecast that the next window is compared with; empty before the first step and while a plan is only
+    /// proposed.
     pub forecast: Forecast,
     /// Refusals of that plan, which belong to the next observation.
     refused_items: Vec<RefusedItem>,
+    /// Whether that plan is only proposed, which belongs to the next observation too.
+    is_only_proposed: bool,
     /// Tracks the promises.
     promise_tracker: PromiseTracker,
     /// The CPUs that were online at the last refresh.
@@ -128,6 +133,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
             plan: Plan::idle(first_window),
             forecast: Forecast::default(),
             refused_items: Vec::new(),
+            is_only_proposed: false,
             promise_tracker: PromiseTracker::default(),
         }
     }
@@ -181,8 +187,16 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
         );
         let applied = self.machine.apply(&decision.plan)?;
         self.refused_items.clone_from(&applied.refused);
+        self.is_only_proposed = applied.is_only_proposed;
         self.plan = decision.plan.clone();
-        self.forecast = forecast.clone();
+        // The next window shows nothing about a placement that is not in force.
+        let is_placed_so = !applied.is_only_proposed
+            || self.plan.has_same_placement(&Plan::idle(self.plan.window));
+        self.forecast = if is_placed_so {
+            forecast.clone()
+        } else {
+            Forecast::default()
+        };
         Ok(Some(WindowRecord {
             observation,
             decision,
@@ -194,12 +208,13 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
         }))
     }
 
-    /// The next observation, completed with the refusals of the plan in force, which a recording
-    /// already contains.
+    /// The next observation, completed with what the machine answered to the last plan, which a recording already
+    /// contains.
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
         let Some(mut observation) = self.machine.observe()? else {
             return Ok(None);
         };
+        observation.applied.is_only_proposed |= self.is_only_proposed;
         for refused_item in self.refused_items.drain(..) {
             if !observation.applied.refused.contains(&refused_item) {
                 observation.applied.refused.push(refused_item);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use cachemate_core::{ControlLoopError, Machine, RunHeader, WindowRecord};
+use cachemate_core::{ControlLoopError, Machine, Plan, RunHeader, WindowRecord};
 use cachemate_linux::act::group_owners::GroupOwners;
 use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::nri::NriOptions;
@@ -344,12 +344,8 @@ impl WindowLoop<'_> {
     fn run(mut self) -> anyhow::Result<()> {
         let report = self.report;
         loop {
-            if self.flags.reload.swap(false, Ordering::Relaxed) && self.reload() {
-                end_log(
-                    &mut self.sinks.log,
-                    "the configuration was reloaded",
-                    report,
-                );
+            if self.flags.reload.swap(false, Ordering::Relaxed) {
+                self.reload();
             }
             match self.control_loop.step() {
                 Ok(Some(record)) => self.pass_on(&record),
@@ -443,9 +439,8 @@ impl WindowLoop<'_> {
         }
     }
 
-    /// Reloads the configuration. If it is invalid, the previous one stays in force. Returns true if a new one is in
-    /// force.
-    fn reload(&mut self) -> bool {
+    /// Reloads the configuration. If it is invalid, the previous one stays in force.
+    fn reload(&mut self) {
         let WindowLoop {
             source,
             control_loop,
@@ -469,7 +464,8 @@ impl WindowLoop<'_> {
         };
         let outcome = config.and_then(|config| {
             let policy = host::build_verified_policy(&config)?;
-            let name = host::policy_config(&config).name;
+            let policy_config = host::policy_config(&config);
+            let guard = config.rollback.guard_config();
             let is_acting = config.mode == ManageMode::Act;
             let new_lock = if is_acting && !control_loop.machine.may_act() {
                 Some(host::acquire_actuation_lock(
@@ -489,7 +485,20 @@ impl WindowLoop<'_> {
                 control_loop.machine.set_actuation_lock(actuation_lock);
             }
             report_restored(&restored_objects, *report);
-            cachemate_pipeline::replace_policy(control_loop, name, policy);
+            let is_same_mode = status_tracker.status.mode == config.mode;
+            if !is_same_mode {
+                // A proposal is confirmed before it comes into force, and what was in force is restored.
+                control_loop.plan = Plan::idle(control_loop.plan.window);
+            }
+            // The same policy goes on with its evidence and cooldowns, and the log stays replayable.
+            let pipeline = &mut sinks.header.pipeline;
+            let is_same_policy = (&pipeline.policy, &pipeline.guard) == (&policy_config, &guard);
+            if !(is_same_mode && is_same_policy) {
+                let name = policy_config.name.clone();
+                cachemate_pipeline::replace_policy(control_loop, name, policy);
+                (pipeline.policy, pipeline.guard) = (policy_config, guard);
+                end_log(&mut sinks.log, "the policy was replaced", *report);
+            }
             *sinks
                 .shared_status
                 .allow_users
@@ -497,7 +506,6 @@ impl WindowLoop<'_> {
                 .unwrap_or_else(PoisonError::into_inner) = allowed_user_ids(&config);
             Ok(config)
         });
-        let is_reloaded = outcome.is_ok();
         match outcome {
             Ok(config) => {
                 status_tracker.reload(Ok((config.mode, control_loop.policy_name.clone())));
@@ -510,7 +518,6 @@ impl WindowLoop<'_> {
             }
         }
         let _ = sd_notify::notify(false, &[NotifyState::Ready]);
-        is_reloaded
     }
 }
 

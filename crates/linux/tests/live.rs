@@ -69,6 +69,7 @@ fn an_observer_changes_nothing_and_refuses_every_line() {
     let applied = machine.apply(&plan).unwrap();
     assert_eq!(applied.refused.len(), 1);
     assert_eq!(applied.refused[0].reason, RefusalReason::NoPermission);
+    assert!(applied.is_only_proposed);
     assert_eq!(affinities(&programs), masks_before);
     assert!(
         std::fs::read_dir(dir.path()).unwrap().next().is_none(),

@@ -433,18 +433,10 @@ impl SnapshotBuilder {
     }
 
     fn check_plan_change(&mut self, plan: &Plan) -> bool {
-        let is_same = |previous_plan: &Plan| {
-            (
-                &previous_plan.affinity,
-                &previous_plan.gangs,
-                &previous_plan.shares,
-                &previous_plan.weights,
-            ) == (&plan.affinity, &plan.gangs, &plan.shares, &plan.weights)
-        };
         let has_changed = self
             .last_plan
             .as_ref()
-            .is_some_and(|previous_plan| !is_same(previous_plan));
+            .is_some_and(|previous_plan| !previous_plan.has_same_placement(plan));
         self.last_plan = Some(plan.clone());
         has_changed
     }

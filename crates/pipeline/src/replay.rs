@@ -95,6 +95,7 @@ impl Machine for ReplayMachine {
         };
         Ok(AppliedPlan {
             refused: vec![refused_plan],
+            is_only_proposed: true,
             ..current_record.applied.clone()
         })
     }

@@ -24,14 +24,8 @@ pub struct SearchReport<'a> {
     pub gain: f64,
     /// The newcomers, if only newcomers were placed.
     pub newcomers: Option<&'a [usize]>,
-    pub mechanism_gains: &'a [MechanismGain],
-}
-
-/// The best plan of one mechanism.
-pub struct MechanismGain {
-    pub mechanism: Mechanism,
-    /// Gain over the plan in force, as a share.
-    pub gain: f64,
+    /// Gains of the best plan of each mechanism over the plan in force, as shares.
+    pub mechanism_gains: &'a [(Mechanism, f64)],
 }
 
 /// The last reported forecasts. Only changes are reported, so that the log does not grow while nothing happens.
@@ -58,12 +52,12 @@ impl ReportedForecasts {
         !is_unchanged
     }
 
+    /// Forgets tasks that have exited, once there are many of them.
     fn retain(&mut self, problem: &PlanningProblem) {
-        let problem_tasks: BTreeSet<TaskId> = problem
-            .tasks
-            .iter()
-            .map(|problem_task| problem_task.task)
-            .collect();
+        if self.reported_speeds.len() <= problem.tasks.len() {
+            return;
+        }
+        let problem_tasks: BTreeSet<TaskId> = problem.task_ids().collect();
         self.reported_speeds
             .retain(|task, _| problem_tasks.contains(task));
     }
@@ -80,7 +74,7 @@ impl SearchReport<'_> {
         };
         let mut numbers: Vec<(String, f64)> = self.candidates.iter().map(score_of).collect();
         numbers.push(named_number("gain_percent", 100.0 * self.gain));
-        for MechanismGain { mechanism, gain } in self.mechanism_gains {
+        for (mechanism, gain) in self.mechanism_gains {
             numbers.push(named_number(
                 format!("gain_of_{}_percent", mechanism.describe()),
                 100.0 * gain,
@@ -228,12 +222,8 @@ impl SearchReport<'_> {
 
     /// Describes the best plan of every single mechanism.
     fn describe_mechanisms(&self) -> String {
-        let describe_gain = |mechanism_gain: &MechanismGain| {
-            format!(
-                "; {} {:+.1} %",
-                mechanism_gain.mechanism.describe(),
-                100.0 * mechanism_gain.gain
-            )
+        let describe_gain = |(mechanism, gain): &(Mechanism, f64)| {
+            format!("; {} {:+.1} %", mechanism.describe(), 100.0 * gain)
         };
         self.mechanism_gains.iter().map(describe_gain).collect()
     }
@@ -345,10 +335,7 @@ mod tests {
             objective: PlanObjective::WeightedSpeedup,
             min_speed: 0.0,
         };
-        let singles = [MechanismGain {
-            mechanism: Mechanism::Space,
-            gain: 0.002,
-        }];
+        let singles = [(Mechanism::Space, 0.002)];
         let candidates = [best.clone()];
         let (best, current_layout, newcomers) = (&best, &current_layout, None);
         let (gain, singles) = (0.002, &singles);

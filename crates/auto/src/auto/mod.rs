@@ -31,11 +31,10 @@ use self::evidence::probe_planner::{ProbeLimits, are_probes_harmless};
 use self::evidence::{MIN_KNOWN_WINDOWS, PATIENCE_WINDOWS, TaskEvidence, phases};
 use self::explain::ReportedForecasts;
 use self::model::decided_plan::DecidedPlan;
+use self::model::forecast::forecast;
 use self::model::layout::SiteLayout;
 pub use self::model::score::PlanObjective;
-use self::model::score::forecast_speeds;
 use self::model::search_input::{SEARCH_INTERVAL_WINDOWS, SearchHistory, SearchInput, task_stamp};
-use self::model::sites::cache_sites;
 use self::proposal::{PlanFinder, Proposal};
 use self::service_confinement::ServiceConfinements;
 
@@ -126,14 +125,15 @@ impl Parameters {
 
     fn allowed_mechanisms(&self, view: &View<'_>) -> AllowedMechanisms {
         let has_ability = |ability: Ability| view.capabilities.has_ability(ability);
-        AllowedMechanisms::from_filter(|mechanism| {
+        let is_allowed = |mechanism: &Mechanism| {
             let is_possible = match mechanism {
                 Mechanism::Placement | Mechanism::Sharing => has_ability(Ability::Affinity),
                 Mechanism::Space => has_ability(Ability::Ways) || has_ability(Ability::Colors),
                 Mechanism::Gangs => has_ability(Ability::Gangs),
             };
-            is_possible && !self.disable.contains(&mechanism)
-        })
+            is_possible && !self.disable.contains(mechanism)
+        };
+        Mechanism::ALL.into_iter().filter(is_allowed).collect()
     }
 
     fn probe_limits(&self) -> ProbeLimits {
@@ -153,7 +153,8 @@ struct Auto {
     parameters: Parameters,
     seed: u64,
     evidence: TaskEvidence,
-    state: State,
+    /// The change that the verifier measures; without one, the plan in force is kept until a search has a better one.
+    unverified_change: Option<UnverifiedChange>,
     /// Forecast of the plan in force; `None` if the last search was for other tasks or phases.
     forecast: Option<Forecast>,
     measured_windows: MeasuredWindows,
@@ -163,46 +164,22 @@ struct Auto {
     confinements: ServiceConfinements,
 }
 
-/// What is being done with the plan.
-enum State {
-    /// The plan in force is kept until a search has a better one.
-    Holding,
-    /// The verifier measures a change.
-    Proposed(Box<UnverifiedChange>),
-}
-
 /// A proposed change that has no verdict yet.
 struct UnverifiedChange {
     origin: ChangeOrigin,
     layout_before: SiteLayout,
     plan_before: DecidedPlan,
-    /// Whether the change stays in force if its measurement is interrupted.
-    stays_unmeasured: bool,
 }
 
 /// Where a change comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ChangeOrigin {
-    /// A search.
+    /// A search. Such a change stays in force if its measurement is interrupted.
     Plan,
     /// A move of units between the partitions in force.
     Step,
     /// Partitions that gain if curves err.
     Exploration,
-}
-
-/// Whether a search may begin in a window.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum SearchReadiness {
-    /// The verifier is measuring a change.
-    Measuring,
-    /// A task is in another phase than it was at the last search.
-    PhaseChanged,
-    /// Tasks, their speeds or their profiles are not known well enough.
-    Unknown,
-    /// A search has to wait, because a plan has failed.
-    Paused,
-    Ready,
 }
 
 /// Steps and explorations of the partitions in force, with the same tasks and phases.
@@ -274,13 +251,29 @@ impl Policy for Auto {
             ..*view
         };
         let mut reasons = Vec::new();
-        let kept_plan = self.judge(view, &mut reasons);
+        let mut kept_plan = self.judge(view, &mut reasons);
+
+        let plan_in_force = view.plan_in_force();
+        let is_only_proposed = view.observation.applied.is_only_proposed;
+        let view = &View {
+            previous_plan: &plan_in_force,
+            ..*view
+        };
+        let unproposed_plan =
+            is_only_proposed.then(|| DecidedPlan::from_previous(&plan_in_force, view));
         let is_counted = self.observe(view, &mut reasons);
         let proposal = if is_counted {
-            self.search(view, &kept_plan, &mut reasons)
+            let current_plan = unproposed_plan.as_ref().unwrap_or(&kept_plan);
+            self.search(view, current_plan, &mut reasons)
         } else {
             None
         };
+        // A proposal stands until a search finds that the plan in force is best.
+        if let Some(unproposed_plan) = unproposed_plan
+            && self.searches.start_window == Some(view.observation.window)
+        {
+            kept_plan = unproposed_plan;
+        }
         let (mut plan, verification) = self.propose(view, kept_plan, proposal);
         if is_counted {
             plan.probes = self.plan_probes(view);
@@ -304,7 +297,7 @@ impl Auto {
             parameters,
             seed,
             evidence: TaskEvidence::default(),
-            state: State::Holding,
+            unverified_change: None,
             forecast: None,
             measured_windows: MeasuredWindows::default(),
             searches: SearchHistory::default(),
@@ -315,36 +308,38 @@ impl Auto {
     }
 
     fn is_measuring(&self) -> bool {
-        matches!(self.state, State::Proposed(_))
+        self.unverified_change.is_some()
     }
 
     fn can_confine(&self, view: &View<'_>) -> bool {
         let mechanisms = self.parameters.allowed_mechanisms(view);
-        mechanisms.allows(Mechanism::Space)
+        mechanisms.contains(&Mechanism::Space)
     }
 
     /// Learns from the verifier's verdict, if there is one. Returns the plan to keep: that in force, or the one before
     /// a change whose measurement was interrupted.
     fn judge(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> DecidedPlan {
         let mut restored_plan = None;
-        if let Some(ChangeVerdict {
-            outcome, forecast, ..
-        }) = view.verdicts.latest()
-        {
-            self.forecast.clone_from(forecast);
+        if let Some(ChangeVerdict { outcome, plan, .. }) = view.verdicts.latest() {
             let is_kept = matches!(
                 outcome,
                 VerificationOutcome::NotSlower | VerificationOutcome::NotMeasured
             );
             if !is_kept {
                 self.measured_windows.restart(0);
+                self.forecast = None;
             }
-            if let State::Proposed(change) = std::mem::replace(&mut self.state, State::Holding) {
+            if let Some(change) = self.unverified_change.take() {
                 let is_interrupted = *outcome == VerificationOutcome::Interrupted;
-                if is_interrupted && !change.stays_unmeasured {
+                if is_interrupted && change.origin != ChangeOrigin::Plan {
                     restored_plan = Some(change.plan_before.clone());
                 }
-                self.partition_climb.record(*change, *outcome);
+                if *outcome == VerificationOutcome::Slower && change.plan_before.matches(plan) {
+                    let input = self.searches.last_results.as_ref();
+                    self.forecast =
+                        input.map(|input| self.forecast_of(input, &change.layout_before));
+                }
+                self.partition_climb.record(change, *outcome);
             }
         }
         self.confinements.observe_verdict(view);
@@ -352,8 +347,7 @@ impl Auto {
         let Some(restored_plan) = restored_plan else {
             return DecidedPlan::from_previous(view.plan_to_keep(), view);
         };
-        let text =
-            "the plan before is in force again, because the new one was not measured to its end";
+        let text = "the plan before it is in force again";
         let tasks = view.live_tasks().map(|sample| sample.task).collect();
         reasons.push(Reason::new(tasks, text.to_string(), Vec::new()));
         DecidedPlan::from_previous(&restored_plan.0, view)
@@ -400,20 +394,6 @@ impl Auto {
         }
     }
 
-    fn search_readiness(&self, view: &View<'_>) -> SearchReadiness {
-        if self.is_measuring() {
-            SearchReadiness::Measuring
-        } else if self.searches.has_phase_changed(view) {
-            SearchReadiness::PhaseChanged
-        } else if !self.is_known(view) {
-            SearchReadiness::Unknown
-        } else if view.verdicts.is_paused(view.observation.window) {
-            SearchReadiness::Paused
-        } else {
-            SearchReadiness::Ready
-        }
-    }
-
     /// Returns whether enough is known about tasks, speeds and profiles for a search.
     fn is_known(&self, view: &View<'_>) -> bool {
         let window = view.observation.window;
@@ -437,19 +417,24 @@ impl Auto {
         plan: &DecidedPlan,
         reasons: &mut Vec<Reason>,
     ) -> Option<(ChangeOrigin, Proposal)> {
-        match self.search_readiness(view) {
-            SearchReadiness::PhaseChanged => self.record_phases(view),
-            SearchReadiness::Ready => {
-                let stamp = task_stamp(view, &self.evidence.curves);
-                if !self.searches.is_outdated(&stamp, view.observation.window) {
-                    return self.search_step(view, plan, reasons);
-                }
-                self.searches.record_start(stamp, view.observation.window);
-                return self.search_plan(view, plan, reasons);
-            }
-            SearchReadiness::Measuring | SearchReadiness::Unknown | SearchReadiness::Paused => {}
+        if self.is_measuring() {
+            return None;
         }
-        None
+        if self.searches.has_phase_changed(view) {
+            self.record_phases(view);
+            return None;
+        }
+        let window = view.observation.window;
+        if !self.is_known(view) || view.verdicts.is_paused(window) {
+            return None;
+        }
+
+        let stamp = task_stamp(view, &self.evidence.curves);
+        if !self.searches.is_outdated(&stamp, window) {
+            return self.search_step(view, plan, reasons);
+        }
+        self.searches.record_start(stamp, window);
+        self.search_plan(view, plan, reasons)
     }
 
     fn record_phases(&mut self, view: &View<'_>) {
@@ -481,7 +466,8 @@ impl Auto {
 
         let mut change = proposal.map(|proposal| (ChangeOrigin::Plan, proposal));
         let mechanisms = self.parameters.allowed_mechanisms(view);
-        if change.is_none() && finder.has_time_to_confirm && mechanisms.allows(Mechanism::Space) {
+        if change.is_none() && finder.has_time_to_confirm && mechanisms.contains(&Mechanism::Space)
+        {
             let keep_probability = self.partition_climb.keep_probability();
             let exploration = finder.find_exploration(&input, keep_probability);
             change = exploration.map(|proposal| (ChangeOrigin::Exploration, proposal));
@@ -493,22 +479,21 @@ impl Auto {
             );
             reasons.push(Reason::new(Vec::new(), text, Vec::new()));
         }
-        let forecast = match &change {
-            Some((_, proposal)) => proposal.forecasts[1].clone(),
-            None => {
-                let layout = SiteLayout::from_plan(&plan.0, &input.problem);
-                let speeds = forecast_speeds(&input.problem, &layout, &input.score_cache);
-                finder.forecast(&input.problem, &layout, &speeds)
-            }
-        };
-
+        self.reported_forecasts = reported_forecasts;
         if change.is_some() {
             self.partition_climb.restart();
+        } else {
+            self.forecast = Some(self.forecast_of(&input, &input.current_layout));
         }
-        self.forecast = Some(forecast);
-        self.reported_forecasts = reported_forecasts;
         self.searches.store_results(input);
         change
+    }
+
+    /// Forecasts a layout by the models of a search.
+    fn forecast_of(&self, input: &SearchInput, layout: &SiteLayout) -> Forecast {
+        forecast(&input.problem, layout, &input.score_cache, |task| {
+            self.evidence.speeds.references_per_instr(task)
+        })
     }
 
     /// Searches for a move of units between the partitions in force. Curves have errors, so the last step of a partition
@@ -522,15 +507,11 @@ impl Auto {
         if plan.0.shares.is_empty() || !self.has_time_to_confirm(view) {
             return None;
         }
-        let SearchInput {
-            problem,
-            score_cache,
-            ..
-        } = self.searches.last_results.as_ref()?;
+        let input = self.searches.last_results.as_ref()?;
         let max_units = self.partition_climb.max_step_units()?;
         let beaten_layouts = &self.partition_climb.beaten_layouts;
         let finder = self.build_finder(view, plan);
-        let step = finder.find_step(problem, score_cache, beaten_layouts, max_units)?;
+        let step = finder.find_step(input, beaten_layouts, max_units)?;
         let text = format!(
             "units are moved between partitions: {:+.1} % forecast",
             100.0 * step.gain
@@ -592,22 +573,20 @@ impl Auto {
         proposal: Proposal,
         plan_before: DecidedPlan,
     ) -> (DecidedPlan, Verification) {
-        self.state = State::Proposed(Box::new(UnverifiedChange {
+        self.unverified_change = Some(UnverifiedChange {
             origin,
             layout_before: proposal.layout_before,
             plan_before,
-            stays_unmeasured: proposal.stays_unmeasured,
-        }));
+        });
         self.measured_windows
             .restart(self.parameters.warmup_windows);
-        self.forecast = Some(proposal.forecasts[1].clone());
+        self.forecast = Some(proposal.forecast);
         let objective = match self.parameters.objective {
             PlanObjective::WorstSlowdown => SpeedObjective::Slowest,
             _ => SpeedObjective::Sum,
         };
         let terms = ProposedChange {
             method: proposal.method,
-            forecasts: proposal.forecasts,
             forecast_gain: proposal.gain,
             min_gain: self.parameters.min_gain,
             objective,
@@ -627,13 +606,13 @@ impl Auto {
         let mechanisms = self.parameters.allowed_mechanisms(view);
         let TaskEvidence {
             probe_planner,
+            sites,
             speeds,
             curves,
             ..
         } = &mut self.evidence;
-        let sites = cache_sites(view);
-        let samples_sharing = mechanisms.allows(Mechanism::Sharing);
-        probe_planner.plan_probes(view, &sites, (speeds, curves), &limits, samples_sharing)
+        let samples_sharing = mechanisms.contains(&Mechanism::Sharing);
+        probe_planner.plan_probes(view, sites, (speeds, curves), &limits, samples_sharing)
     }
 }
 
@@ -783,18 +762,16 @@ mod tests {
         let verdict = InterruptedVerdict(ChangeVerdict {
             outcome: VerificationOutcome::Interrupted,
             plan: after.clone(),
-            forecast: None,
             forecast_gain: Some(0.02),
             measured: None,
         });
-        for (stays_unmeasured, expected) in [(true, &after), (false, &before)] {
+        for (origin, expected) in [(ChangeOrigin::Plan, &after), (ChangeOrigin::Step, &before)] {
             let mut policy = Auto::new(Parameters::default(), 1);
-            policy.state = State::Proposed(Box::new(UnverifiedChange {
-                origin: ChangeOrigin::Step,
+            policy.unverified_change = Some(UnverifiedChange {
+                origin,
                 layout_before: SiteLayout::default(),
                 plan_before: DecidedPlan(before.clone()),
-                stays_unmeasured,
-            }));
+            });
             assert_eq!(
                 decide_window(&mut policy, 2, &after, &verdict).plan.shares,
                 expected.shares

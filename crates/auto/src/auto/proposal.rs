@@ -4,15 +4,15 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Forecast, PartitionSupport, Plan, ProcessId, Reason, ShareMember, SplitMix64, Units,
-    VerificationMethod, View,
+    Forecast, PartitionSupport, Plan, ProcessId, Reason, ShareMember, SplitMix64, TaskSample,
+    Units, VerificationMethod, View,
 };
 use cachemate_papers::partition::units::pages_to_move;
 
 use super::Parameters;
 use super::candidates::{CandidatePlan, Mechanism, PlanComparator, PlanSearch, unit_steps};
 use super::evidence::TaskEvidence;
-use super::explain::{MechanismGain, ReportedForecasts, SearchReport};
+use super::explain::{ReportedForecasts, SearchReport};
 use super::model::decided_plan::DecidedPlan;
 use super::model::forecast::forecast;
 use super::model::layout::SiteLayout;
@@ -38,11 +38,8 @@ pub struct Proposal {
     pub goal_processes: Vec<ProcessId>,
     /// Forecast gain, as a share.
     pub gain: f64,
-    /// Forecasts of the plan in force and of the new plan.
-    pub forecasts: [Forecast; 2],
+    pub forecast: Forecast,
     pub layout_before: SiteLayout,
-    /// Whether the change stays in force if its measurement is interrupted.
-    pub stays_unmeasured: bool,
 }
 
 /// The inputs of a search besides the problem.
@@ -56,19 +53,6 @@ pub struct PlanFinder<'a, 'v> {
 }
 
 impl PlanFinder<'_, '_> {
-    /// Forecasts the tasks under a layout, from their speeds.
-    pub fn forecast(
-        &self,
-        problem: &PlanningProblem,
-        layout: &SiteLayout,
-        speeds: &[Option<ForecastSpeed>],
-    ) -> Forecast {
-        let observed_speeds = &self.evidence.speeds;
-        forecast(problem, layout, speeds, |task| {
-            observed_speeds.observed_speed(task)?.references_per_instr
-        })
-    }
-
     /// Returns the best plan, if it gains enough or repairs a goal.
     pub fn find_plan(
         &self,
@@ -77,21 +61,22 @@ impl PlanFinder<'_, '_> {
         reasons: &mut Vec<Reason>,
     ) -> Option<Proposal> {
         let (problem, score_cache) = (&input.problem, &input.score_cache);
-        let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
-        let current_score = score(problem, &current_layout, score_cache);
-        let (mut candidates, comparator) = self.find_candidates(input, &current_layout);
+        let current_layout = &input.current_layout;
+        let is_current = |candidate: &CandidatePlan| candidate.layout == *current_layout;
+        let (mut candidates, comparator) = self.find_candidates(input, current_layout);
+        let current_score = candidates.iter().find(|plan| is_current(plan))?.score;
         let default_layout = candidates[0].layout.clone();
-        candidates.retain(|candidate| {
-            candidate.layout == current_layout || self.is_allowed(&candidate.layout, problem)
-        });
+        candidates.retain(|plan| is_current(plan) || self.is_allowed(&plan.layout, problem));
         let best = self.best_candidate(&candidates, &comparator, problem)?;
         unmet_goals::explain_unmet(problem, &default_layout, &best.layout, score_cache, reasons);
 
         let gain = relative_gain(comparator.objective, current_score, best.score);
-        let is_in_force = best.layout == current_layout
-            || self
-                .build_plan(problem, &best.layout)
-                .matches(&self.current_plan.0);
+        let new_plan = if is_current(best) {
+            None
+        } else {
+            let plan = self.build_plan(problem, &best.layout);
+            Some(plan).filter(|plan| !plan.matches(&self.current_plan.0))
+        };
         let repairs_goal =
             unmet_goals::is_improvement(current_score.unmet_goals, best.score.unmet_goals);
         let report = SearchReport {
@@ -99,55 +84,59 @@ impl PlanFinder<'_, '_> {
             score_cache,
             candidates: &candidates,
             best_candidate: best,
-            current_layout: &current_layout,
+            current_layout,
             comparator,
             gain,
             newcomers: input.newcomers.as_deref(),
             mechanism_gains: &mechanism_gains(&comparator, current_score, &candidates),
         };
         let probe_planner = &self.evidence.probe_planner;
-        if is_in_force || !(repairs_goal || gain >= self.parameters.min_gain) {
+        let pays_off = repairs_goal || gain >= self.parameters.min_gain;
+        let Some(new_plan) = new_plan.filter(|_| pays_off) else {
             report.explain_unchanged(probe_planner, reported_forecasts, reasons);
             return None;
-        }
+        };
 
-        let mut proposal =
-            self.build_proposal((problem, score_cache), &current_layout, &best.layout, gain);
-        if repairs_goal {
-            let (before, after) = (&current_layout, &best.layout);
-            proposal.goal_processes =
-                unmet_goals::improved_processes(problem, before, after, score_cache);
-        }
-        if repairs_goal || !self.has_time_to_confirm {
-            proposal.method = VerificationMethod::Monitoring;
-        }
-        proposal.stays_unmeasured = true;
-        report.explain_change(proposal.method, probe_planner, reported_forecasts, reasons);
-        Some(proposal)
+        let method = if repairs_goal || !self.has_time_to_confirm {
+            VerificationMethod::Monitoring
+        } else {
+            VerificationMethod::Confirmation
+        };
+        report.explain_change(method, probe_planner, reported_forecasts, reasons);
+        let goal_processes = if repairs_goal {
+            let (before, after) = (current_layout, &best.layout);
+            unmet_goals::improved_processes(problem, before, after, score_cache)
+        } else {
+            Vec::new()
+        };
+        Some(Proposal {
+            method,
+            goal_processes,
+            ..self.build_proposal(input, current_layout, (&best.layout, new_plan), gain)
+        })
     }
 
     /// Builds the proposal of a confirmation of this layout.
     fn build_proposal(
         &self,
-        (problem, score_cache): (&PlanningProblem, &ScoreCache),
+        input: &SearchInput,
         current_layout: &SiteLayout,
-        layout: &SiteLayout,
+        (layout, new_plan): (&SiteLayout, DecidedPlan),
         gain: f64,
     ) -> Proposal {
-        let [current_speeds, new_speeds] =
-            [current_layout, layout].map(|layout| forecast_speeds(problem, layout, score_cache));
+        let problem = &input.problem;
+        let score_cache = &input.score_cache;
+        let current_speeds = forecast_speeds(problem, current_layout, score_cache);
         Proposal {
             method: VerificationMethod::Confirmation,
-            new_plan: self.build_plan(problem, layout),
+            new_plan,
             speeds: weighted_speeds(problem, &current_speeds, self.parameters.objective),
             goal_processes: Vec::new(),
             gain,
-            forecasts: [
-                self.forecast(problem, current_layout, &current_speeds),
-                self.forecast(problem, layout, &new_speeds),
-            ],
+            forecast: forecast(problem, layout, score_cache, |task| {
+                self.evidence.speeds.references_per_instr(task)
+            }),
             layout_before: current_layout.clone(),
-            stays_unmeasured: false,
         }
     }
 
@@ -156,16 +145,16 @@ impl PlanFinder<'_, '_> {
     pub fn find_exploration(&self, input: &SearchInput, keep_probability: f64) -> Option<Proposal> {
         let (problem, score_cache) = (&input.problem, &input.score_cache);
         let optimistic = input.optimistic.as_deref()?;
-        let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
+        let current_layout = &input.current_layout;
         let optimistic_cache = ScoreCache::default();
         let max_scores = self.parameters.max_evaluations / BRIEF_SEARCH_DIVISOR;
         let mut search = self.plan_search(optimistic, &optimistic_cache, max_scores);
-        search.set_min_speed(&self.evidence.default_sites, Some(&current_layout));
+        search.set_min_speed(&self.evidence.default_sites, Some(current_layout));
         let objective = search.comparator.objective;
-        let layout = search.with_best_partitions(&current_layout);
+        let layout = search.with_best_partitions(current_layout);
 
         let [current_score, new_score] =
-            [&current_layout, &layout].map(|layout| score(problem, layout, score_cache));
+            [current_layout, &layout].map(|layout| score(problem, layout, score_cache));
         let is_possible = layout.partitions != current_layout.partitions
             && self.is_allowed(&layout, problem)
             && new_score.unmet_goals <= current_score.unmet_goals;
@@ -173,24 +162,25 @@ impl PlanFinder<'_, '_> {
             return None;
         }
         let [optimistic_current, optimistic_new] =
-            [&current_layout, &layout].map(|layout| score(optimistic, layout, &optimistic_cache));
+            [current_layout, &layout].map(|layout| score(optimistic, layout, &optimistic_cache));
         let gain = keep_probability * relative_gain(objective, optimistic_current, optimistic_new)
             + (1.0 - keep_probability) * relative_gain(objective, current_score, new_score);
         if gain < self.parameters.min_gain {
             return None;
         }
-        Some(self.build_proposal((problem, score_cache), &current_layout, &layout, gain))
+        let new_plan = self.build_plan(problem, &layout);
+        Some(self.build_proposal(input, current_layout, (&layout, new_plan), gain))
     }
 
     /// Returns the best move of up to `max_units` units between two partitions by the forecast. `None` if every step is beaten or on
     /// cooldown, or the forecast loses too much.
     pub fn find_step(
         &self,
-        problem: &PlanningProblem,
-        score_cache: &ScoreCache,
+        input: &SearchInput,
         beaten_layouts: &[SiteLayout],
         max_units: u32,
     ) -> Option<Proposal> {
+        let (problem, score_cache) = (&input.problem, &input.score_cache);
         let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
         let mut search = self.plan_search(problem, score_cache, self.parameters.max_evaluations);
         search.set_min_speed(&self.evidence.default_sites, Some(&current_layout));
@@ -221,7 +211,8 @@ impl PlanFinder<'_, '_> {
         if gain < -MAX_STEP_LOSS {
             return None;
         }
-        Some(self.build_proposal((problem, score_cache), &current_layout, &layout, gain))
+        let new_plan = self.build_plan(problem, &layout);
+        Some(self.build_proposal(input, &current_layout, (&layout, new_plan), gain))
     }
 
     fn plan_search<'s>(
@@ -327,22 +318,19 @@ impl PlanFinder<'_, '_> {
             };
             let site = problem.sites.iter().find(|site| site.cache == share.cache);
             let Some(PartitionSupport::Colors {
-                page_migration_ns: move_page_ns,
-                ..
+                page_migration_ns, ..
             }) = site.and_then(|site| site.partition_units)
             else {
                 continue;
             };
-            let members = self.view.live_tasks().filter(|sample| {
-                share
-                    .members
-                    .contains(&ShareMember::Process(sample.process))
-            });
-            let pages = members
-                .filter_map(|seen| seen.pages_per_color.as_deref())
-                .next();
+            let is_member = |sample: &&TaskSample| {
+                let process = ShareMember::Process(sample.process);
+                share.members.contains(&process)
+            };
+            let mut members = self.view.live_tasks().filter(is_member);
+            let pages = members.find_map(|sample| sample.pages_per_color.as_deref());
             copying_ns += pages.map_or(0.0, |pages| {
-                pages_to_move(pages, allowed) as f64 * move_page_ns
+                pages_to_move(pages, allowed) as f64 * page_migration_ns
             });
         }
         copying_ns
@@ -382,25 +370,19 @@ fn relative_gain(objective: PlanObjective, current: LayoutScore, new: LayoutScor
     new.objective_value(objective) / current.objective_value(objective).max(1e-9) - 1.0
 }
 
-/// Returns the best plan of every single mechanism.
+/// Gains of the best plan of every single mechanism over the plan in force, as shares.
 fn mechanism_gains(
     comparator: &PlanComparator,
     current_score: LayoutScore,
     candidates: &[CandidatePlan],
-) -> Vec<MechanismGain> {
-    let best_of_mechanism = |mechanism: Mechanism| {
-        let mechanism_candidates = candidates
-            .iter()
-            .filter(|candidate| candidate.mechanism == Some(mechanism));
-        let key = |candidate: &CandidatePlan| comparator.score_key(candidate.score);
-        let best = mechanism_candidates.reduce(|a, b| if key(b) > key(a) { b } else { a })?;
-        Some(MechanismGain {
-            mechanism,
-            gain: relative_gain(comparator.objective, current_score, best.score),
-        })
-    };
-    Mechanism::ALL
-        .into_iter()
-        .filter_map(best_of_mechanism)
-        .collect()
+) -> Vec<(Mechanism, f64)> {
+    let mut gains = Vec::new();
+    for mechanism in Mechanism::ALL {
+        let is_single = |plan: &&CandidatePlan| plan.mechanism == Some(mechanism);
+        if let Some(best) = comparator.best_of(candidates.iter().filter(is_single)) {
+            let gain = relative_gain(comparator.objective, current_score, best.score);
+            gains.push((mechanism, gain));
+        }
+    }
+    gains
 }

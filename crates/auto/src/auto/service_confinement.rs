@@ -176,7 +176,7 @@ impl ServiceConfinements {
         reasons: &mut Vec<Reason>,
     ) {
         let span = &view.observation.span;
-        let now_ns = span.start_ns + span.elapsed_ns;
+        let now_ns = span.end_ns();
         self.released
             .retain(|_, released_ns| now_ns.saturating_sub(*released_ns) < MAX_HOLD_NS);
         if are_probes_harmless(view) && span.start_ns >= self.changed_ns + SETTLE_NS {
@@ -248,7 +248,7 @@ impl ServiceConfinements {
             return;
         };
         let span = &view.observation.span;
-        let now_ns = span.start_ns + span.elapsed_ns;
+        let now_ns = span.end_ns();
         let confinement = self
             .by_cache
             .entry(cache)
@@ -367,15 +367,13 @@ impl ServiceConfinements {
         if !goes_on {
             self.release(confinement, view);
         } else if confinement.ways != ways {
-            self.restart_measurement(
-                view.observation.span.start_ns + view.observation.span.elapsed_ns,
-            );
+            self.restart_measurement(view.observation.span.end_ns());
         }
         goes_on
     }
 
     fn release(&mut self, confinement: &WayConfinement, view: &View<'_>) {
-        let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
+        let now_ns = view.observation.span.end_ns();
         self.released.extend(
             confinement
                 .services

@@ -75,7 +75,7 @@ impl ShareEvidence {
             self.forget_co_runners(co_runners);
         }
 
-        let shares = domain.surviving_shares(&view.previous_plan.shares);
+        let shares = domain.surviving_shares(&view.plan_in_force().shares);
         self.was_divided |= !shares.is_empty();
         if shares != self.shares {
             self.speeds.clear();

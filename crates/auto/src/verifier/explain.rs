@@ -73,7 +73,7 @@ pub fn explain_verdict(
 /// Describes a measurement that a change of tasks or phases has ended.
 pub fn explain_interruption(cause: &str, view: &View<'_>) -> Reason {
     explanation(
-        format!("the change was not measured to the end: {cause}; the plan in force stays"),
+        format!("the change was not measured to the end: {cause}"),
         view,
     )
 }

@@ -29,25 +29,11 @@ pub struct Regression {
     pub is_goal_broken: bool,
 }
 
-impl Regression {
-    fn from_changes(judgement: GuardVerdict, changes: &[ProcessChange]) -> Self {
-        let is_goal_broken = changes
-            .iter()
-            .any(|change| change.goal_change.broken_goal_change() > 0);
-        Regression {
-            judgement,
-            measured: None,
-            is_from_baseline: false,
-            is_goal_broken,
-        }
-    }
-}
-
 /// The result of a window for the state in force.
 pub enum Judgement {
     /// Nothing can be compared yet.
     Undecided,
-    /// Nothing can ever be compared.
+    /// Nothing can ever be compared, or the state is worse and the live tasks cannot return to the one before.
     NotMeasured,
     Kept(Option<MeasuredLogRatio>),
     Worse(Regression),
@@ -147,10 +133,12 @@ impl Judge<'_> {
             } else {
                 reference_verdict
             };
+            let breaks_goal = |change: &ProcessChange| change.goal_change.broken_goal_change() > 0;
             return Judgement::Worse(Regression {
+                judgement,
                 measured,
                 is_from_baseline,
-                ..Regression::from_changes(judgement, &changes_from_reference)
+                is_goal_broken: changes_from_reference.iter().any(breaks_goal),
             });
         }
         // The loss of other processes for a goal is not added to later losses.
@@ -160,6 +148,9 @@ impl Judge<'_> {
             windows_after,
             is_loss.then(|| cumulative_speedups(&changes_from_baseline)),
         );
+        if is_worse {
+            return Judgement::NotMeasured;
+        }
         Judgement::Kept(measured)
     }
 }

@@ -19,8 +19,8 @@
 //! and the plans on cooldown, from [`View::verdicts`].
 //!
 //! Properties: pure. Windows in which probes stop or slow programs do not count. Without speeds nothing is judged, and
-//! so nothing is rolled back. Each of the guard's two tests rolls one in a hundred changes without effect back by chance; a
-//! confirmation without effect ends by its sign. Windows of
+//! so nothing is rolled back, and a plan that is only proposed is not measured. Each of the guard's two tests rolls one
+//! in a hundred changes without effect back by chance; a confirmation without effect ends by its sign. Windows of
 //! different phases are never compared. Arrivals and exits neither end nor hide a comparison of the remaining tasks; a
 //! newcomer is compared once it has a reference of its own. If configured to wait, the guard allows no change before
 //! there is a reference, unless no speed can be measured. Probes and the window length are the policy's and are passed
@@ -88,8 +88,6 @@ impl OpenChange {
         ChangeVerdict {
             outcome,
             plan: self.new_plan.clone(),
-            forecast: Some(self.change.forecasts[1].clone())
-                .filter(|_| outcome != VerificationOutcome::Interrupted),
             forecast_gain: Some(self.change.forecast_gain),
             measured,
         }
@@ -172,11 +170,6 @@ impl<P: Policy> Verifier<P> {
             home_restorer: None,
         }
     }
-
-    /// Replaces the policy from the next window on; earlier failures do not apply to the new one.
-    pub fn replace_policy(&mut self, policy: P, guard: Option<GuardConfig>) {
-        *self = Verifier::new(policy, guard);
-    }
 }
 
 impl<P: Policy> Policy for Verifier<P> {
@@ -220,6 +213,11 @@ impl<P> Verifier<P> {
 
     /// Observes a window, and reaches verdicts. Returns whether the guard's comparison rolled the plan in force back.
     fn judge_window(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> bool {
+        if view.observation.applied.is_only_proposed {
+            (self.history, self.home_restorer) = (None, None);
+            self.accept_monitored_change(None, view, reasons);
+            return false;
+        }
         let config = self.config();
         let history = self.history.get_or_insert_with(|| History::new(view));
         let is_measured = history.observe(view, config.trial_windows as usize);
@@ -356,11 +354,9 @@ impl<P> Verifier<P> {
         }
         reasons.push(reason);
         let change = open_change.map(|open| open.change);
-        let old_forecast = change.as_ref().map(|change| change.forecasts[0].clone());
         let verdict = ChangeVerdict {
             outcome: VerificationOutcome::Slower,
             plan,
-            forecast: old_forecast.filter(|_| !regression.is_from_baseline),
             forecast_gain: change.as_ref().map(|change| change.forecast_gain),
             measured: regression.measured,
         };
@@ -469,7 +465,6 @@ impl<P> Verifier<P> {
         self.verdicts.latest = Some(ChangeVerdict {
             outcome: VerificationOutcome::Refused,
             plan: plan.clone(),
-            forecast: None,
             forecast_gain: None,
             measured: None,
         });

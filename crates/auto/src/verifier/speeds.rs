@@ -3,7 +3,7 @@
 //! The threads of a process count together, because threads are created and exit, and a program with many of them must
 //! not weigh more than one with few. Work is the sum over threads, per second ([`cachemate_papers::work_metric`] defines work).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
     CacheLevel, CounterEvent, EventCounts, ProbeKind, ProcessId, TaskSample, View,
@@ -39,13 +39,12 @@ pub type WindowSpeeds = BTreeMap<ProcessId, ProcessSpeed>;
 
 /// Returns the processes with at least one live thread, in order of arrival.
 pub fn live_processes(tasks: &[TaskSample]) -> Vec<ProcessId> {
-    let mut processes = Vec::new();
-    for task in tasks.iter().filter(|task| !task.exited) {
-        if !processes.contains(&task.process) {
-            processes.push(task.process);
-        }
-    }
-    processes
+    let mut known_processes = BTreeSet::new();
+    tasks
+        .iter()
+        .filter(|task| !task.exited && known_processes.insert(task.process))
+        .map(|task| task.process)
+        .collect()
 }
 
 /// Returns the speeds of all live processes in the window of a view.

@@ -178,6 +178,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         AppliedPlan {
             refused: refused_items,
             probes: self.probe_runner.probe_ids(),
+            is_only_proposed: true,
             ..AppliedPlan::default()
         }
     }

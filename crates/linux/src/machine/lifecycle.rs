@@ -51,6 +51,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         if let Some(ways) = &mut self.way_controller {
             ways.forget();
         }
+        self.applied_plan = AppliedPlan {
+            is_only_proposed: true,
+            ..AppliedPlan::default()
+        };
         restore_result.map_err(machine_error)
     }
 

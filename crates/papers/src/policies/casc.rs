@@ -298,7 +298,7 @@ impl CascCache {
         domain: &LlcTasks<'_>,
         parameters: &Parameters,
     ) {
-        let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
+        let now_ns = view.observation.span.end_ns();
         let is_due = parameters
             .remeasure_every_ns
             .is_some_and(|every| now_ns >= self.last_remeasurement_ns.saturating_add(every));

@@ -131,7 +131,7 @@ fn has_probe_budget(
 }
 
 fn now_ns(view: &View<'_>) -> u64 {
-    view.observation.span.start_ns + view.observation.span.elapsed_ns
+    view.observation.span.end_ns()
 }
 
 impl Policy for IntensityGangs {

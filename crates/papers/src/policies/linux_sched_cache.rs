@@ -146,7 +146,7 @@ impl SchedCachePolicy {
     /// counts once.
     fn observe(&mut self, view: &View<'_>, processes: &[ProcessThreads<'_>], caches: &[&Cache]) {
         let span = &view.observation.span;
-        let now_ns = span.start_ns + span.elapsed_ns;
+        let now_ns = span.end_ns();
         if span.elapsed_ns == 0
             || self
                 .observed_until_ns

@@ -124,7 +124,7 @@ impl ServiceLevel {
             .any(|pending| is_share(&pending.item));
         // A window counts only if the share was in force during it.
         let is_in_force = view
-            .previous_plan
+            .plan_in_force()
             .shares
             .iter()
             .any(|share| share.group == SERVICE_GROUP);

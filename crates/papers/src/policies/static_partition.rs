@@ -101,7 +101,7 @@ impl Policy for StaticPartition {
                 self.processes.push(task.process);
             }
         }
-        let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
+        let now_ns = view.observation.span.end_ns();
         let mut reasons = Vec::new();
         let Some(step) = self.parameters.step_at(now_ns) else {
             return Decision::new(plan, reasons);

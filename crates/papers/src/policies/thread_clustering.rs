@@ -352,7 +352,7 @@ impl ThreadClustering {
             budget_ns: self.parameters.max_detection_ns,
         };
         self.next_round += 1;
-        let start_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
+        let start_ns = view.observation.span.end_ns();
         self.round = Some(SamplingRound {
             probe,
             processes,
@@ -416,7 +416,7 @@ impl ThreadClustering {
             self.record_failed_round(view, round.remote_share);
             return;
         }
-        let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
+        let now_ns = view.observation.span.end_ns();
         if !is_complete && now_ns.saturating_sub(round.start_ns) < self.parameters.max_detection_ns
         {
             let hit_cycles = self.parameters.remote_hit_cycles;

@@ -2,5 +2,6 @@
 
 mod culprit;
 mod harmless;
+mod observing;
 mod sweeps;
 mod writing_a_policy;

@@ -15,7 +15,7 @@ mod site;
 mod space;
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{SplitMix64, TaskId};
 use serde::Deserialize;
@@ -29,7 +29,7 @@ use super::model::score_cache::ScoreCache;
 use super::model::sites::CacheSite;
 
 /// A mechanism that can be disabled.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mechanism {
     Placement,
@@ -59,23 +59,7 @@ impl Mechanism {
 }
 
 /// The mechanisms that the search may use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct AllowedMechanisms([bool; Mechanism::ALL.len()]);
-
-impl AllowedMechanisms {
-    /// Allows the mechanisms for which `is_allowed` returns true.
-    pub fn from_filter(is_allowed: impl Fn(Mechanism) -> bool) -> Self {
-        AllowedMechanisms(Mechanism::ALL.map(is_allowed))
-    }
-
-    /// Returns whether the search may use this mechanism.
-    pub fn allows(self, mechanism: Mechanism) -> bool {
-        Mechanism::ALL
-            .iter()
-            .zip(self.0)
-            .any(|(candidate, is_allowed)| *candidate == mechanism && is_allowed)
-    }
-}
+pub type AllowedMechanisms = BTreeSet<Mechanism>;
 
 /// A comparator of plans.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -90,6 +74,17 @@ impl PlanComparator {
     pub fn score_key(&self, score: LayoutScore) -> f64 {
         let speed_shortfall = (self.min_speed - score.min_relative_speed).clamp(0.0, 10.0);
         score.objective_value(self.objective) - 100.0 * score.unmet_goals - 10.0 * speed_shortfall
+    }
+
+    /// The first of the plans with the largest key.
+    pub fn best_of<'c>(
+        &self,
+        candidates: impl IntoIterator<Item = &'c CandidatePlan>,
+    ) -> Option<&'c CandidatePlan> {
+        let key = |candidate: &CandidatePlan| self.score_key(candidate.score);
+        candidates
+            .into_iter()
+            .reduce(|a, b| if key(b) > key(a) { b } else { a })
     }
 }
 
@@ -191,7 +186,7 @@ impl PlanSearch<'_> {
 
         let mut candidates = vec![default];
         self.add_candidate(&mut candidates, "the plan in force", None, current.clone());
-        if self.allowed_mechanisms.allows(Mechanism::Gangs) {
+        if self.allowed_mechanisms.contains(&Mechanism::Gangs) {
             for (label, _, layout) in &placements[..2] {
                 let ganged = self.with_budget_share(3, |search| search.add_rotations(layout));
                 let layout = self.problem.with_closed_sites(ganged, &current);
@@ -202,7 +197,7 @@ impl PlanSearch<'_> {
 
         let placement_count = placements.len();
         for (index, (label, mechanism, layout)) in placements.into_iter().enumerate() {
-            if self.allowed_mechanisms.allows(Mechanism::Space) {
+            if self.allowed_mechanisms.contains(&Mechanism::Space) {
                 let divided = self.with_budget_share(placement_count - index, |search| {
                     search.with_best_partitions(&layout)
                 });
@@ -231,8 +226,8 @@ impl PlanSearch<'_> {
             ("the present placement", None, present.clone()),
         ];
         let can_place =
-            self.allowed_mechanisms.allows(Mechanism::Placement) && problem.sites.len() > 1;
-        let shares_data = self.allowed_mechanisms.allows(Mechanism::Sharing)
+            self.allowed_mechanisms.contains(&Mechanism::Placement) && problem.sites.len() > 1;
+        let shares_data = self.allowed_mechanisms.contains(&Mechanism::Sharing)
             && problem.tasks.iter().any(|task| task.cluster.is_some());
 
         let placement = Some(Mechanism::Placement);
@@ -426,25 +421,16 @@ mod tests {
         let mut search = PlanSearch::with_effort(problem, &memo, allowed, effort);
         let candidates = search.find_candidates(&BTreeMap::new(), None);
         let comparator = search.comparator;
-        let best = candidates
-            .iter()
-            .map(|candidate| candidate.score)
-            .reduce(|a, b| {
-                if comparator.score_key(b) > comparator.score_key(a) {
-                    b
-                } else {
-                    a
-                }
-            });
+        let best = comparator.best_of(&candidates).unwrap();
         (
             candidates[0].score,
-            best.unwrap(),
+            best.score,
             search.remaining_scores.get(),
         )
     }
 
     fn all_mechanisms() -> AllowedMechanisms {
-        AllowedMechanisms::from_filter(|_| true)
+        Mechanism::ALL.into()
     }
 
     /// Are streams and programs that keep data separated if the machine's own scheduler has mixed them?
@@ -491,16 +477,7 @@ mod tests {
         assert!((stream.relative_speed - 1.0).abs() < 1e-6);
 
         let value = |score: LayoutScore| score.objective_value(PlanObjective::WeightedSpeedup);
-        let best = candidates
-            .iter()
-            .reduce(|a, b| {
-                if value(b.score) > value(a.score) {
-                    b
-                } else {
-                    a
-                }
-            })
-            .unwrap();
+        let best = search.comparator.best_of(&candidates).unwrap();
         assert!((value(best.score) / value(candidates[0].score) - 1.463).abs() < 1e-3);
         let partitions = &best.layout.partitions[0];
         let of_reuser = partitions.iter().find(|part| part.members == [0]).unwrap();

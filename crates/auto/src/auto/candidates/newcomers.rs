@@ -30,11 +30,11 @@ impl PlanSearch<'_> {
             .iter()
             .filter_map(|&index| current_layout.site_by_task[index])
             .collect();
-        if self.allowed_mechanisms.allows(Mechanism::Placement) && self.problem.sites.len() > 1 {
+        if self.allowed_mechanisms.contains(&Mechanism::Placement) && self.problem.sites.len() > 1 {
             changed_sites.extend(self.place_newcomers(newcomers, &mut placed_layout));
             add(self, "newcomers placed", &placed_layout);
         }
-        if self.allowed_mechanisms.allows(Mechanism::Space) {
+        if self.allowed_mechanisms.contains(&Mechanism::Space) {
             changed_sites.retain(|&site| placed_layout.rotations[site].is_none());
             let divided = self.divide_sites(&placed_layout, changed_sites);
             add(self, "newcomers placed, with partitions", &divided);
@@ -75,7 +75,7 @@ impl PlanSearch<'_> {
 #[cfg(test)]
 mod tests {
 
-    use super::super::{AllowedMechanisms, PlanComparator};
+    use super::super::PlanComparator;
     use super::*;
     use crate::auto::model::problem::PlanningProblem;
 
@@ -99,10 +99,10 @@ mod tests {
         problem: &PlanningProblem,
     ) -> ([Vec<CandidatePlan>; 2], PlanComparator) {
         let memo = ScoreCache::new(problem);
-        let allowed = AllowedMechanisms::from_filter(|mechanism| {
-            !matches!(mechanism, Mechanism::Space | Mechanism::Gangs)
-        });
-        let search = || PlanSearch::with_effort(problem, &memo, allowed, 400);
+        let search = || {
+            let allowed = [Mechanism::Placement, Mechanism::Sharing].into();
+            PlanSearch::with_effort(problem, &memo, allowed, 400)
+        };
         let current_layout = SiteLayout::from_default_sites(problem, &BTreeMap::new());
         let (mut search_once, mut full_search) = (search(), search());
         let candidates = [
@@ -116,29 +116,13 @@ mod tests {
         (candidates, search_once.comparator)
     }
 
-    fn best_candidate<'a>(
-        plans: &'a [CandidatePlan],
-        comparator: &PlanComparator,
-    ) -> &'a CandidatePlan {
-        plans
-            .iter()
-            .reduce(|a, b| {
-                if comparator.score_key(b.score) > comparator.score_key(a.score) {
-                    b
-                } else {
-                    a
-                }
-            })
-            .unwrap()
-    }
-
     /// Is a stream that arrives placed with the other streams rather than with tasks that keep their data?
     #[test]
     fn an_arriving_stream_is_placed_with_the_other_streams() {
         let problem = problem_fixture(&[(0, 0.4), (0, 0.3), (1, 1.2), (1, 1.3), (0, 1.4)], 2);
         let ([brief, _], comparator) = brief_and_full_candidates(&problem);
         assert_eq!(
-            best_candidate(&brief, &comparator).layout.site_by_task[4],
+            comparator.best_of(&brief).unwrap().layout.site_by_task[4],
             Some(1)
         );
     }
@@ -153,7 +137,7 @@ mod tests {
             let problem = problem_fixture(&tasks, 4);
             let ([brief, _], comparator) = brief_and_full_candidates(&problem);
             let current_layout = SiteLayout::from_default_sites(&problem, &BTreeMap::new());
-            let best_plan = best_candidate(&brief, &comparator);
+            let best_plan = comparator.best_of(&brief).unwrap();
             let moved_tasks: Vec<usize> =
                 (0..tasks.len()).filter(|&index| best_plan.layout.site_by_task[index] != current_layout.site_by_task[index]).collect();
             prop_assert!(moved_tasks.is_empty() || moved_tasks == [tasks.len() - 1], "{moved_tasks:?}");

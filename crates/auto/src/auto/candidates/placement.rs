@@ -354,7 +354,7 @@ impl TaskAssignment {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::{AllowedMechanisms, Mechanism};
+    use super::super::Mechanism;
     use super::*;
     use crate::auto::model::problem::PlanningProblem;
     use crate::auto::model::program_model::MemoryDistance;
@@ -391,8 +391,7 @@ mod tests {
         let best_candidate = |memory: &[(usize, usize)]| {
             let problem = streams_on_nodes(memory);
             let score_cache = ScoreCache::new(&problem);
-            let allowed =
-                AllowedMechanisms::from_filter(|mechanism| mechanism == Mechanism::Placement);
+            let allowed = [Mechanism::Placement].into();
             let mut search = PlanSearch::with_effort(&problem, &score_cache, allowed, 500);
             let candidates = search.find_candidates(&BTreeMap::new(), None);
             let value = |score: LayoutScore| score.objective_value(PlanObjective::WeightedSpeedup);
@@ -432,7 +431,7 @@ mod tests {
             let sites = (0..4).map(|id| site_fixture(id, 3)).collect();
             let problem = PlanningProblem::undisturbed_problem(sites, tasks);
             let score_cache = ScoreCache::new(&problem);
-            let search = PlanSearch::with_effort(&problem, &score_cache, AllowedMechanisms::from_filter(|_| true), 1);
+            let search = PlanSearch::with_effort(&problem, &score_cache, Mechanism::ALL.into(), 1);
             let default = SiteLayout::from_default_sites(&problem, &BTreeMap::new());
             let weight_of = |index: usize| {
                 let (model, bytes) = (problem.tasks[index].program.as_ref().unwrap(), problem.sites[0].bytes);

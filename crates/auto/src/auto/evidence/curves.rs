@@ -37,13 +37,16 @@ fn curve_window(profile: &Profile) -> Option<u64> {
 }
 
 impl CurveChecks {
-    /// Begins a window.
-    pub fn observe(&mut self, view: &View<'_>) {
-        let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
+    /// Keeps only what was found about live tasks.
+    pub fn retain(&mut self, live_tasks: &BTreeSet<TaskId>) {
         self.agreed_windows
             .retain(|task, _| live_tasks.contains(task));
         self.contradicted_windows
             .retain(|task, _| live_tasks.contains(task));
+    }
+
+    /// Begins a window.
+    pub fn observe(&mut self, view: &View<'_>) {
         let is_contradicted = |task: &TaskId| {
             let window = view.profiles.get(task).and_then(curve_window);
             self.contradicted_windows

@@ -48,15 +48,12 @@ impl MeasuredSizes {
         live_tasks: &BTreeSet<TaskId>,
         phase_of: impl Fn(TaskId) -> CurrentPhase,
     ) {
-        let is_still_valid = |task: TaskId, phase: CurrentPhase| {
-            phase.1.is_some() || phase == phase_key(phase_of(task))
+        let is_valid = |&(task, phase): &(TaskId, CurrentPhase)| {
+            let has_passed = phase.1.is_none() && phase != phase_key(phase_of(task));
+            live_tasks.contains(&task) && !has_passed
         };
-        self.sizes
-            .retain(|&(task, phase), _| live_tasks.contains(&task) && is_still_valid(task, phase));
-        let is_live = |&(task, phase): &(TaskId, CurrentPhase)| {
-            live_tasks.contains(&task) && is_still_valid(task, phase)
-        };
-        self.shared.retain(|tasks, _| tasks.iter().all(is_live));
+        self.sizes.retain(|key, _| is_valid(key));
+        self.shared.retain(|tasks, _| tasks.iter().all(is_valid));
     }
 
     /// Records the misses per instruction with a partition of this size, unless those of more windows are known.

@@ -32,6 +32,8 @@ pub const PATIENCE_WINDOWS: u64 = 40;
 /// Evidence about the tasks; see the module's documentation.
 #[derive(Default)]
 pub struct TaskEvidence {
+    /// The caches in the last window.
+    pub sites: Vec<CacheSite>,
     pub speeds: SpeedTracker,
     pub probe_planner: ProbePlanner,
     /// Site on which the machine's own scheduler ran each task.
@@ -58,6 +60,7 @@ impl TaskEvidence {
         let has_changed = self.arrivals.observe(view);
         if has_changed {
             self.speeds.retain(&live_tasks);
+            self.curves.retain(&live_tasks);
             self.default_sites
                 .retain(|task, _| live_tasks.contains(task));
             self.split_tasks.retain(|task| live_tasks.contains(task));
@@ -73,6 +76,7 @@ impl TaskEvidence {
             .retain(&live_tasks, |task| phases::current_phase(view, task));
         self.record_homes(view, &cpu_sites);
         self.record_split_tasks(view, &cpu_sites);
+        self.sites = sites;
         has_changed
     }
 
@@ -189,6 +193,9 @@ impl TaskEvidence {
     /// Records tasks that run on another cache than threads of their process and whose waits for shared data would
     /// show.
     fn record_split_tasks(&mut self, view: &View<'_>, cpu_sites: &CpuSites) {
+        if !view.live_tasks().any(has_remote_stalls) {
+            return;
+        }
         // One cache of each process, and whether the process also ran on others.
         let mut process_sites: BTreeMap<ProcessId, (usize, bool)> = BTreeMap::new();
         let sited_samples = || {
@@ -200,18 +207,17 @@ impl TaskEvidence {
                 process_sites.entry(seen.process).or_insert((site, false));
             *ran_elsewhere |= *first_site != site;
         }
-        let has_remote_stalls = |sample: &TaskSample| {
-            sample
-                .counts
-                .get(CounterEvent::StallCycles(StallCause::RemoteCache))
-                .is_some()
-        };
         let is_split = |(seen, _): &(&TaskSample, usize)| {
             process_sites[&seen.process].1 && has_remote_stalls(seen)
         };
         self.split_tasks
             .extend(sited_samples().filter(is_split).map(|(seen, _)| seen.task));
     }
+}
+
+fn has_remote_stalls(sample: &TaskSample) -> bool {
+    let remote_stalls = CounterEvent::StallCycles(StallCause::RemoteCache);
+    sample.counts.get(remote_stalls).is_some()
 }
 
 /// Returns the tasks on each of the included sites, with their phases.

@@ -138,9 +138,12 @@ impl ProbePlanner {
         self.first_traces
             .retain(|(task, _)| live_tasks.contains(task));
         self.clusters.retain(|task, _| live_tasks.contains(task));
-        self.ran_ns_by_task
-            .retain(|task, _| live_tasks.contains(task));
-        let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
+        // Every live task has an entry, so that none is left of others if the numbers are equal.
+        if self.ran_ns_by_task.len() > live_tasks.len() {
+            self.ran_ns_by_task
+                .retain(|task, _| live_tasks.contains(task));
+        }
+        let now_ns = view.observation.span.end_ns();
         for (task, task_probe) in &mut self.probes_by_task {
             let has_curve = curves.has_curve(view, *task);
             let entry_count = trace_entries_of(&task_probe.request.0);
@@ -294,22 +297,26 @@ impl ProbePlanner {
         for sample in view.movable_tasks() {
             let (phase, kind) = current_phase(view, sample.task);
             let traced_phase = (sample.task, phase_key((phase, kind)));
-            let has_run = sample.has_run();
-            let current_site = cpu_sites.site_of_task(sample);
             let previous_probe = self.probes_by_task.get(&sample.task);
             let has_curve = curves.has_curve(view, sample.task);
-            // The first probe is part of the initial profiling; later phases wait until their probe is paid for.
-            let can_request =
-                previous_probe.is_none_or(|earlier_probe| earlier_probe.phase != phase && is_paid);
             let is_pending = previous_probe.is_some_and(|earlier_probe| {
                 !earlier_probe.is_over && (earlier_probe.phase == phase || !has_curve)
             });
+            let is_short = can_trace && self.first_traces.contains(&traced_phase);
+            if has_curve && !is_short && !is_pending {
+                continue;
+            }
+
+            // The first probe is part of the initial profiling; later phases wait until their probe is paid for.
+            let can_request =
+                previous_probe.is_none_or(|earlier_probe| earlier_probe.phase != phase && is_paid);
+            let has_run = sample.has_run();
+            let current_site = cpu_sites.site_of_task(sample);
             let has_room = if can_watch {
                 probes.len() < MAX_WATCH_PROBES
             } else {
                 !stopped_sites.contains(&current_site)
             };
-            let is_short = can_trace && self.first_traces.contains(&traced_phase);
             let waits_for_memory = || {
                 memory_stall_share(speeds, sample.task).is_none_or(|share| share >= limits.min_gain)
             };
@@ -538,7 +545,7 @@ fn is_answered(view: &View<'_>, probe: &ProbeRequest) -> bool {
 
 /// Returns whether a request is neither answered nor refused, and not yet too old.
 fn is_awaited(view: &View<'_>, (probe, since_ns): &OpenRequest) -> bool {
-    let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
+    let now_ns = view.observation.span.end_ns();
     !is_answered(view, probe)
         && !view.observation.applied.has_refused_probe(probe.id)
         && now_ns.saturating_sub(*since_ns) <= ANSWER_TIMEOUT_NS

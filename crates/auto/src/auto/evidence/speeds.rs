@@ -280,6 +280,11 @@ impl SpeedTracker {
         (ns > 0.0).then(|| work_done * 1e9 / ns)
     }
 
+    /// References to the last level; `None` if they were not counted.
+    pub fn references_per_instr(&self, task: TaskId) -> Option<f64> {
+        self.current_sums.get(&task)?.references.per_instr()
+    }
+
     /// Returns the speed of a task; `None` until the task has run in a window in which its events were counted.
     pub fn observed_speed(&self, task: TaskId) -> Option<ObservedSpeed> {
         let sums = self

@@ -16,9 +16,11 @@ impl DecidedPlan {
         let mut plan = Plan::idle(previous_plan.window);
         let movable_tasks: BTreeSet<TaskId> = view.movable_tasks().map(|task| task.task).collect();
         let online = view.online();
-        plan.affinity = previous_plan.affinity.clone();
-        plan.affinity
-            .retain(|task, cpus| movable_tasks.contains(task) && cpus.intersects(&online));
+        let pins = previous_plan.affinity.iter();
+        plan.affinity = pins
+            .filter(|(task, cpus)| movable_tasks.contains(task) && cpus.intersects(&online))
+            .map(|(task, cpus)| (*task, cpus.clone()))
+            .collect();
         for schedule in &previous_plan.gangs {
             let mut schedule = schedule.clone();
             for gang in &mut schedule.gangs {
@@ -43,6 +45,9 @@ impl DecidedPlan {
             view.live_tasks()
                 .map(|sample| (sample.task, allowed_cpus(sample))),
         );
+        if previous_plan.shares.is_empty() {
+            return DecidedPlan(plan);
+        }
         let samples = &view.observation.tasks;
         let processes: BTreeSet<ProcessId> = samples.iter().map(|sample| sample.process).collect();
         for share in &previous_plan.shares {

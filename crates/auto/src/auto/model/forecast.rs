@@ -10,18 +10,18 @@ use cachemate_core::{Estimate, Forecast, ForecastModel, TaskForecast, TaskId};
 use super::layout::SiteLayout;
 use super::problem::PlanningProblem;
 use super::program_model::ProgramModel;
-use super::score::ForecastSpeed;
+use super::score::{ForecastSpeed, read_sites};
+use super::score_cache::ScoreCache;
 
 /// Relative error of a miss's cost, which is the accuracy of stall counters (docs/simulators/interval.md has the
 /// model's own errors).
 const COST_ERROR: f64 = 0.1;
 
-/// Forecasts every task under a layout from its speeds. `references_per_instr` returns accesses to the last level per
-/// instruction.
+/// Forecasts every task under a layout. `references_per_instr` returns accesses to the last level per instruction.
 pub fn forecast(
     problem: &PlanningProblem,
     layout: &SiteLayout,
-    speeds: &[Option<ForecastSpeed>],
+    score_cache: &ScoreCache,
     references_per_instr: impl Fn(TaskId) -> Option<f64>,
 ) -> Forecast {
     let mut forecast = Forecast {
@@ -30,31 +30,43 @@ pub fn forecast(
     };
     // Misses and references of each site; `None` if those of a task are unknown.
     let mut counts_by_site: BTreeMap<usize, Option<(f64, f64)>> = BTreeMap::new();
-
-    for (index, problem_task) in problem.tasks.iter().enumerate() {
-        let site = layout.site_by_task[index];
-        let (Some(program), Some(speed), Some(site)) = (&problem_task.program, speeds[index], site)
-        else {
+    for (problem_task, site) in problem.tasks.iter().zip(&layout.site_by_task) {
+        if problem_task.program.is_none() || site.is_none() {
             forecast.unknown.push(problem_task.task);
-            if let Some(site) = problem_task.last_site {
-                counts_by_site.insert(site, None);
-            }
-            continue;
-        };
-        let task_forecast = forecast_task(program, &speed, problem.sites[site].bytes);
-        forecast.tasks.insert(problem_task.task, task_forecast);
+            counts_by_site.extend(problem_task.last_site.map(|site| (site, None)));
+        }
+    }
 
-        let rates = references_per_instr(problem_task.task).map(|references| {
-            (
-                speed.misses_per_instr(program) * speed.instr_per_cycle,
-                references * speed.instr_per_cycle,
-            )
+    let mut task_forecasts: Vec<(TaskId, TaskForecast)> = Vec::with_capacity(problem.tasks.len());
+    read_sites(problem, layout, score_cache, |members, site_forecast| {
+        let Some(site) = layout.site_by_task[members[0]] else {
+            return;
+        };
+        let known_members = || {
+            let tasks = members.iter().map(|&index| &problem.tasks[index]);
+            let tasks = tasks.zip(&site_forecast.speeds);
+            tasks.filter_map(|(task, speed)| Some((task.task, task.program.as_ref()?, speed)))
+        };
+        let members_forecasts = site_forecast.task_forecasts.get_or_init(|| {
+            known_members()
+                .map(|(_, program, speed)| forecast_task(program, speed, problem.sites[site].bytes))
+                .collect()
         });
         let site_counts = counts_by_site.entry(site).or_insert(Some((0.0, 0.0)));
-        *site_counts = site_counts
-            .zip(rates)
-            .map(|(sum, rates)| (sum.0 + rates.0, sum.1 + rates.1));
-    }
+        for ((task, program, speed), task_forecast) in known_members().zip(members_forecasts) {
+            task_forecasts.push((task, task_forecast.clone()));
+            let rates = references_per_instr(task).map(|references| {
+                (
+                    speed.misses_per_instr(program) * speed.instr_per_cycle,
+                    references * speed.instr_per_cycle,
+                )
+            });
+            *site_counts = site_counts
+                .zip(rates)
+                .map(|(sum, rates)| (sum.0 + rates.0, sum.1 + rates.1));
+        }
+    });
+    forecast.tasks = task_forecasts.into_iter().collect();
 
     for (site, counts) in counts_by_site {
         let ratio =
@@ -109,8 +121,6 @@ fn spanning_estimate(values: [f64; 3]) -> Option<Estimate> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::score::forecast_speeds;
-    use super::super::score_cache::ScoreCache;
     use super::super::score_cache::tests::{site_fixture, task_fixture};
     use super::*;
     use cachemate_core::CacheId;
@@ -129,8 +139,7 @@ mod tests {
     fn forecast_with_references(problem: &PlanningProblem, references: Option<f64>) -> Forecast {
         let layout =
             SiteLayout::without_partitions(problem, vec![Some(0); problem.tasks.len()], true);
-        let speeds = forecast_speeds(problem, &layout, &ScoreCache::default());
-        forecast(problem, &layout, &speeds, |_| references)
+        forecast(problem, &layout, &ScoreCache::default(), |_| references)
     }
 
     /// Is a single task forecast at its solo speed, and a task with co-runners slower, within its interval?

@@ -101,7 +101,11 @@ impl SiteLayout {
                 .site_of_cpu(cpus.iter().next()?)
                 .filter(|&site| cpus.is_subset(&problem.sites[site].cpus))
         };
-        let index_by_task = problem.index_by_task();
+        let index_by_task = if plan.gangs.is_empty() {
+            BTreeMap::new()
+        } else {
+            problem.index_by_task()
+        };
         let mut layout = SiteLayout::without_partitions(problem, Vec::new(), false);
         let pinned_sites: Vec<Option<usize>> = problem
             .tasks
@@ -174,17 +178,13 @@ impl SiteLayout {
         migration: PageMigration,
         plan: &mut Plan,
     ) {
-        for (index, problem_task) in problem
-            .tasks
-            .iter()
-            .enumerate()
-            .filter(|(index, _)| self.is_pinned[*index])
-        {
-            if let Some(site) = self.site_by_task[index].filter(|_| problem_task.is_movable) {
-                plan.affinity
-                    .insert(problem_task.task, problem.sites[site].cpus.clone());
-            }
-        }
+        let pinned_cpus = |(index, problem_task): (usize, &ProblemTask)| {
+            let is_pinned = self.is_pinned[index] && problem_task.is_movable;
+            let site = self.site_by_task[index].filter(|_| is_pinned)?;
+            Some((problem_task.task, problem.sites[site].cpus.clone()))
+        };
+        let tasks = problem.tasks.iter().enumerate();
+        plan.affinity.extend(tasks.filter_map(pinned_cpus));
         let online: CpuSet = problem
             .sites
             .iter()

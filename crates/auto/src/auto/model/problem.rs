@@ -7,7 +7,7 @@ use cachemate_papers::gang_quantum::cycles_per_ns;
 
 use super::bus::MemoryPathModel;
 use super::program_model::{MemoryDistance, ModelInputs, ProgramModel};
-use super::sites::{CacheSite, CpuSites, cache_sites};
+use super::sites::{CacheSite, CpuSites};
 use crate::auto::evidence::curves::CurveChecks;
 use crate::auto::evidence::speeds::SpeedTracker;
 
@@ -44,6 +44,7 @@ pub struct PlanningProblem {
 
 /// The evidence of earlier windows from which models are computed.
 pub struct PriorObservations<'a> {
+    pub sites: &'a [CacheSite],
     pub speeds: &'a SpeedTracker,
     pub clusters: &'a BTreeMap<TaskId, usize>,
     pub default_sites: &'a BTreeMap<TaskId, usize>,
@@ -90,7 +91,7 @@ impl PlanningProblem {
             split_tasks,
             ..
         } = *prior;
-        let sites = cache_sites(view);
+        let sites = prior.sites.to_vec();
         let cpu_sites = CpuSites::from_sites(&sites);
         let largest_cache_bytes = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let line_bytes = view
@@ -103,28 +104,31 @@ impl PlanningProblem {
                 .site_of_task(task)
                 .or(default_sites.get(&task.task).copied())
         };
-        let local_partner_share = |task: &TaskSample| {
+        let sited_tasks: Vec<(&TaskSample, Option<usize>)> = view
+            .live_tasks()
+            .map(|task| (task, current_site(task)))
+            .collect();
+        let local_partner_share = |task: &TaskSample, site: Option<usize>| {
             let own_cluster = clusters.get(&task.task)?;
-            let partners: Vec<&TaskSample> = view
-                .live_tasks()
-                .filter(|partner| {
-                    partner.task != task.task && clusters.get(&partner.task) == Some(own_cluster)
-                })
-                .collect();
-            let local_partners = partners
-                .iter()
-                .filter(|partner| current_site(partner) == current_site(task))
-                .count();
-            Some(local_partners as f64 / partners.len().max(1) as f64)
+            let is_partner = |partner: &TaskSample| {
+                partner.task != task.task && clusters.get(&partner.task) == Some(own_cluster)
+            };
+            let partners = sited_tasks.iter().filter(|(other, _)| is_partner(other));
+            let local_partners = partners.clone().filter(|(_, other)| *other == site);
+            Some(local_partners.count() as f64 / partners.count().max(1) as f64)
         };
-        let mut thread_counts: BTreeMap<(ProcessId, Option<usize>), usize> = BTreeMap::new();
-        for task in view.live_tasks() {
-            *thread_counts
-                .entry((task.process, current_site(task)))
-                .or_default() += 1;
-        }
-        let build_problem_task = |task: &TaskSample| {
-            let site = current_site(task);
+        let mut process_sites: Vec<(ProcessId, Option<usize>)> = sited_tasks
+            .iter()
+            .map(|(task, site)| (task.process, *site))
+            .collect();
+        process_sites.sort_unstable();
+        // Processes with several threads on one site.
+        let thread_sites: BTreeSet<(ProcessId, Option<usize>)> = process_sites
+            .windows(2)
+            .filter(|pair| pair[0] == pair[1])
+            .map(|pair| pair[0])
+            .collect();
+        let build_problem_task = |&(task, site): &(&TaskSample, Option<usize>)| {
             let model_inputs = |profile, speed| ModelInputs {
                 memory: PriorObservations::memory_distance(
                     view,
@@ -137,7 +141,7 @@ impl PlanningProblem {
                 penalty_cycles: view.predictor.miss_penalty_cycles(),
                 largest_cache_bytes,
                 line_bytes,
-                local_partner_share: local_partner_share(task).unwrap_or(0.0),
+                local_partner_share: local_partner_share(task, site).unwrap_or(0.0),
             };
             let profile_and_speed = || {
                 prior
@@ -159,10 +163,10 @@ impl PlanningProblem {
                 last_site: site,
                 must_stay: !clusters.contains_key(&task.task)
                     && !split_tasks.contains(&task.task)
-                    && thread_counts[&(task.process, site)] > 1,
+                    && thread_sites.contains(&(task.process, site)),
             }
         };
-        let tasks: Vec<ProblemTask> = view.live_tasks().map(build_problem_task).collect();
+        let tasks: Vec<ProblemTask> = sited_tasks.iter().map(build_problem_task).collect();
         let cycles_per_ns = cycles_per_ns(view).unwrap_or(1.0);
         let min_slice_ns = view.capabilities.min_slice_ns;
         let speed_on_package = |task: &ProblemTask| {

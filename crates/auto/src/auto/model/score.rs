@@ -4,6 +4,7 @@
 //! first: a shortfall outweighs every gain. Properties: sites are scored one by one, so that a search rescores only
 //! those that it changed; waiting for memory is composed per memory node only if its cost is known.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
 use cachemate_locality::memory_queue::LineSource;
@@ -146,6 +147,7 @@ impl SiteScorer<'_> {
         SiteForecast {
             score: self.score_speeds(&programs, &speeds),
             speeds,
+            task_forecasts: OnceCell::new(),
         }
     }
 
@@ -431,7 +433,7 @@ impl<'a> LayoutScorer<'a> {
 }
 
 /// Reads the forecast of each site that has known tasks, with these tasks.
-fn read_sites(
+pub fn read_sites(
     problem: &PlanningProblem,
     layout: &SiteLayout,
     score_cache: &ScoreCache,

@@ -101,7 +101,7 @@ pub mod tests {
     use super::super::program_model::tests::{CACHE, program_fixture, uniform_program};
     use super::super::score::{LayoutScore, SiteScorer};
     use super::*;
-    use crate::auto::candidates::{AllowedMechanisms, PlanSearch};
+    use crate::auto::candidates::{Mechanism, PlanSearch};
     use cachemate_core::{CacheId, PartitionSupport, ProcessId, TaskId};
     use proptest::prelude::*;
 
@@ -149,12 +149,7 @@ pub mod tests {
         problem: &PlanningProblem,
         score_cache: &ScoreCache,
     ) -> Vec<(super::super::layout::SiteLayout, LayoutScore)> {
-        let mut search = PlanSearch::with_effort(
-            problem,
-            score_cache,
-            AllowedMechanisms::from_filter(|_| true),
-            150,
-        );
+        let mut search = PlanSearch::with_effort(problem, score_cache, Mechanism::ALL.into(), 150);
         let candidates = search.find_candidates(&BTreeMap::new(), None);
         candidates
             .into_iter()
@@ -226,6 +221,7 @@ pub mod tests {
                 SiteForecast {
                     score: LayoutScore::EMPTY,
                     speeds: Vec::new(),
+                    task_forecasts: Default::default(),
                 }
             };
             score_cache.read(|numbers| scorer.key(numbers), compute, |_| ());

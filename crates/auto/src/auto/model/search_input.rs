@@ -12,12 +12,10 @@ use cachemate_papers::work_metric::promised_work;
 
 use super::layout::SiteLayout;
 use super::problem::{PlanningProblem, PriorObservations};
-use super::program_model::ProgramModel;
 use super::score_cache::ScoreCache;
-use super::sites::cache_sites;
 use crate::auto::evidence::curves::CurveChecks;
 use crate::auto::evidence::probe_planner::MIN_BUSY_SHARE;
-use crate::auto::evidence::speeds::{ObservedSpeed, SpeedTracker};
+use crate::auto::evidence::speeds::ObservedSpeed;
 use crate::auto::evidence::{PATIENCE_WINDOWS, TaskEvidence, co_runners, phases::current_phase};
 
 /// Tasks, their phases, and whether their curves are known.
@@ -26,6 +24,8 @@ pub type TaskStamp = Vec<(TaskId, u32, bool)>;
 /// A planning problem with its stored scores, as one search leaves it to the next.
 pub struct SearchInput {
     pub problem: PlanningProblem,
+    /// The layout of the plan in force at that search.
+    pub current_layout: SiteLayout,
     /// The same problem if curves lie as low as their errors allow; `None` if no partitions are explored.
     pub optimistic: Option<Box<PlanningProblem>>,
     pub score_cache: ScoreCache,
@@ -40,6 +40,8 @@ pub struct SearchInput {
 #[derive(Default)]
 pub struct SearchHistory {
     last_search: Option<(TaskStamp, u64)>,
+    /// Window in which the last search began, brief or full.
+    pub start_window: Option<u64>,
     pub last_results: Option<SearchInput>,
     /// Whether a phase has changed since the last search.
     pub awaits_new_phase: bool,
@@ -63,53 +65,34 @@ impl SearchInput {
         &self,
         view: &View<'_>,
         stamp: &TaskStamp,
-        speeds: &SpeedTracker,
+        evidence: &TaskEvidence,
     ) -> Option<BTreeSet<TaskId>> {
         let is_large =
             self.problem.tasks.len() >= MIN_BRIEF_SEARCH_TASKS && self.problem.bus.is_none();
         if !is_large
             || view.observation.window >= self.full_search_window + MAX_MODEL_AGE_WINDOWS
-            || cache_sites(view) != self.problem.sites
+            || evidence.sites != self.problem.sites
         {
             return None;
         }
-        let stored_stamps: BTreeMap<TaskId, (u32, bool)> = self
-            .stamp
-            .iter()
-            .map(|&(task, phase, is_known)| (task, (phase, is_known)))
-            .collect();
-        let known_stamps = stamp.iter().filter_map(|&(task, phase, is_known)| {
-            Some((stored_stamps.get(&task)?, (phase, is_known)))
-        });
-        let goals: BTreeMap<TaskId, _> = self
-            .problem
-            .tasks
-            .iter()
-            .filter_map(|problem_task| {
-                Some((problem_task.task, problem_task.program.as_ref()?.goal))
-            })
-            .collect();
-        let has_changed_goal = |sample: &cachemate_core::TaskSample| {
-            goals
-                .get(&sample.task)
-                .is_some_and(|goal| *goal != sample.goal.unwrap_or_default())
-        };
-        if known_stamps
-            .into_iter()
-            .any(|(previous_stamp, current_stamp)| *previous_stamp != current_stamp)
-            || view.live_tasks().any(has_changed_goal)
-        {
-            return None;
+        let index_by_task = self.problem.index_by_task();
+        let mut newcomers = BTreeSet::new();
+        for (sample, &(task, phase, is_known)) in view.live_tasks().zip(stamp) {
+            match index_by_task.get(&task) {
+                Some(&index) => {
+                    let model = self.problem.tasks[index].program.as_ref();
+                    let has_other_goal =
+                        model.is_some_and(|model| model.goal != sample.goal.unwrap_or_default());
+                    if self.stamp[index] != (task, phase, is_known) || has_other_goal {
+                        return None;
+                    }
+                }
+                None if is_known && evidence.speeds.observed_speed(task).is_some() => {
+                    newcomers.insert(task);
+                }
+                None => {}
+            }
         }
-        let can_be_modeled = |task: &TaskId| {
-            view.profiles.contains_key(task) && speeds.observed_speed(*task).is_some()
-        };
-        let newcomers: BTreeSet<TaskId> = stamp
-            .iter()
-            .filter(|(task, _, is_known)| *is_known && !stored_stamps.contains_key(task))
-            .map(|(task, ..)| *task)
-            .filter(can_be_modeled)
-            .collect();
         (1..=MAX_NEWCOMERS)
             .contains(&newcomers.len())
             .then_some(newcomers)
@@ -144,6 +127,7 @@ impl SearchHistory {
     /// Records that a search begins.
     pub fn record_start(&mut self, stamp: TaskStamp, window: u64) {
         self.last_search = Some((stamp, window));
+        self.start_window = Some(window);
         self.awaits_new_phase = false;
     }
 
@@ -201,7 +185,7 @@ impl SearchHistory {
         let last_results = self.last_results.take();
         let newcomers = last_results
             .as_ref()
-            .and_then(|last_results| last_results.newcomers_since(view, stamp, &evidence.speeds));
+            .and_then(|last_results| last_results.newcomers_since(view, stamp, evidence));
         let mut input_builder = InputBuilder {
             view,
             current_plan,
@@ -231,6 +215,7 @@ struct InputBuilder<'a, 'v> {
 impl InputBuilder<'_, '_> {
     fn prior_observations(&self) -> PriorObservations<'_> {
         PriorObservations {
+            sites: &self.evidence.sites,
             speeds: &self.evidence.speeds,
             clusters: &self.evidence.probe_planner.clusters,
             default_sites: &self.evidence.default_sites,
@@ -378,6 +363,7 @@ impl InputBuilder<'_, '_> {
         let score_cache = score_cache.carry_over(&problem, unchanged_position);
         Some(SearchInput {
             problem,
+            current_layout,
             optimistic,
             score_cache,
             newcomers: None,
@@ -393,13 +379,12 @@ impl InputBuilder<'_, '_> {
     ) -> Option<SearchInput> {
         let full_search_window = last_results.full_search_window;
         let previous_positions = last_results.problem.index_by_task();
-        let mut previous_models: BTreeMap<TaskId, Option<ProgramModel>> = last_results
-            .problem
-            .tasks
-            .into_iter()
-            .map(|problem_task| (problem_task.task, problem_task.program))
-            .collect();
-        let previous_model = |task: TaskId| previous_models.get_mut(&task)?.take();
+        let mut previous_tasks = last_results.problem.tasks;
+        let previous_model = |task: TaskId| {
+            previous_tasks[*previous_positions.get(&task)?]
+                .program
+                .take()
+        };
         let mut problem =
             PlanningProblem::new(self.view, &self.prior_observations(), previous_model)?;
         self.close_unknown_sites(&mut problem);
@@ -418,6 +403,7 @@ impl InputBuilder<'_, '_> {
             .score_cache
             .carry_over(&problem, unchanged_position);
         Some(SearchInput {
+            current_layout: SiteLayout::from_plan(self.current_plan, &problem),
             problem,
             optimistic: None,
             score_cache,

@@ -1,5 +1,8 @@
 //! Forecasts of tasks, and their sums over sites, by which plans are compared.
 
+use std::cell::OnceCell;
+
+use cachemate_core::TaskForecast;
 use cachemate_locality::memory_queue::LineSource;
 use serde::Deserialize;
 
@@ -177,4 +180,6 @@ pub struct SiteForecast {
     pub score: LayoutScore,
     /// Speeds, in the order of the members.
     pub speeds: Vec<ForecastSpeed>,
+    /// What the loop compares with the next window, computed when it is first asked for.
+    pub task_forecasts: OnceCell<Vec<TaskForecast>>,
 }

@@ -419,7 +419,7 @@ mod tests {
     use super::super::score_cache::ScoreCache;
     use super::super::sites::CacheSite;
     use super::*;
-    use crate::auto::candidates::{AllowedMechanisms, CandidatePlan, Mechanism, PlanSearch};
+    use crate::auto::candidates::{CandidatePlan, Mechanism, PlanSearch};
     use cachemate_core::{CacheId, Goal, ProcessId};
     use proptest::prelude::*;
 
@@ -466,7 +466,7 @@ mod tests {
 
     /// Returns all candidates, and the position of the best.
     fn search_candidates(problem: &PlanningProblem) -> (Vec<CandidatePlan>, usize) {
-        let allowed = AllowedMechanisms::from_filter(|mechanism| mechanism != Mechanism::Space);
+        let allowed = [Mechanism::Placement, Mechanism::Sharing, Mechanism::Gangs].into();
         let score_cache = ScoreCache::new(problem);
         let mut search = PlanSearch::with_effort(problem, &score_cache, allowed, 2_000);
         let plans = search.find_candidates(&BTreeMap::new(), None);

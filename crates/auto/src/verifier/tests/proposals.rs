@@ -40,7 +40,6 @@ impl Policy for ProposingPolicy<'_> {
 fn propose(plan: Plan, method: VerificationMethod, goal_processes: Vec<ProcessId>) -> Decision {
     let terms = ProposedChange {
         method,
-        forecasts: Default::default(),
         forecast_gain: 0.1,
         min_gain: 0.01,
         objective: SpeedObjective::Sum,

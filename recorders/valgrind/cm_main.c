@@ -235,7 +235,8 @@ typedef struct {
    ULong instructions, accesses; /* since its start, while not running */
    ULong window_instructions, window_accesses; /* of these, before the window */
    ULong recorded_at;            /* instructions at its last record */
-   ULong records;
+   ULong records;                /* with those of the parent before a fork, so that its loads are known as old ones */
+   ULong inherited_records;
    Sources *written[REGISTERS];  /* while not running */
 } Thread;
 
@@ -689,7 +690,7 @@ static void record(Addr address, UInt size, const Access *access, ULong now)
       send(0);
    ULong number = ++current->records;
    ULong source = youngest(&access->address, access->block, now - access->index, MAX_DEPTH);
-   ULong distance = source ? number - source : 0;
+   ULong distance = source > current->inherited_records ? number - source : 0;
    if (access->load) {
       access->load->record = number;
       access->load->at = now;
@@ -1149,13 +1150,13 @@ static void flush_registers(Build *b)
    for (UInt number = 0; b->changed; number++, b->changed >>= 1) {
       if (!(b->changed & 1))
          continue;
-      Sources *kept = NULL;
+      Sources *described = NULL;
       if (b->registers[number].count) {
-         kept = describe(sizeof(Sources));
-         *kept = b->registers[number];
+         described = describe(sizeof(Sources));
+         *described = b->registers[number];
       }
       IRExpr *where = mkIRExpr_HWord((HWord)&written[number]);
-      addStmtToIRSB(b->out, IRStmt_Store(Iend_LE, where, mkIRExpr_HWord((HWord)kept)));
+      addStmtToIRSB(b->out, IRStmt_Store(Iend_LE, where, mkIRExpr_HWord((HWord)described)));
    }
 }
 
@@ -1238,7 +1239,9 @@ static void keep_word(Build *b, IRExpr *address, const IRExpr *data)
       value = load64(b, mkIRExpr_HWord((HWord)&written[sources.of[0] - 1]));
    else if (sources.count) {
       Sources *described = describe(sizeof(Sources));
-      *described = sources;
+      for (UInt i = 0; i < sources.count; i++)
+         if (!is_register(sources.of[i]))
+            add_source(described, sources.of[i]);
       value = mkIRExpr_HWord((HWord)described);
    }
    IRExpr *place = binop(b, Iop_And64, binop(b, Iop_Shl64, address, number8(1)), number64(((1 << KEPT_BITS) - 1) << 4));
@@ -1540,6 +1543,7 @@ static void forget_descriptions(void)
    }
    VG_(memset)(written, 0, sizeof(written));
    VG_(memset)(kept, 0, sizeof(kept));
+   VG_(memset)(brought, 0, sizeof(brought));
    for (UInt i = 0; i < threads_size; i++)
       VG_(memset)(threads[i].written, 0, sizeof(written));
 }
@@ -1638,8 +1642,10 @@ static void on_fork_child(ThreadId tid)
    current = &threads[tid];
    current->number = next_number++;
    current->os_thread = VG_(gettid)();
-   current->recorded_at = current->window_instructions = current->window_accesses = current->records = 0;
+   current->recorded_at = current->window_instructions = current->window_accesses = 0;
+   current->inherited_records = current->records;
    VG_(memset)(written, 0, sizeof(written));
+   VG_(memset)(kept, 0, sizeof(kept));
    VG_(memset)(brought, 0, sizeof(brought));
    VG_(memset)(&core_counts, 0, sizeof(core_counts));
    VG_(memset)(branch_loads, 0, sizeof(branch_loads));

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use cachemate_core::{Cpu, MachineSpec, Topology};
+use cachemate_daemon::colored_program::available_bytes;
 use cachemate_daemon::loss_history::unix_time_s;
 use cachemate_daemon::paths;
 use cachemate_linux::sense::calibration::{HostCalibration, measure_host};
@@ -137,13 +138,6 @@ fn read_file(path: &str) -> String {
 fn value_of(text: &str, name: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with(name))?;
     Some(line.split_once(':')?.1.trim().to_string())
-}
-
-/// Returns the memory that programs can have now; `None` if the kernel does not say.
-pub fn available_bytes() -> Option<u64> {
-    let value = value_of(&read_file("/proc/meminfo"), "MemAvailable")?;
-    let kibibytes: u64 = value.split_whitespace().next()?.parse().ok()?;
-    Some(kibibytes * 1024)
 }
 
 impl HostIdentity {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use cachemate_core::{ControlLoopError, Machine, Plan, RunHeader, WindowRecord};
+use cachemate_core::{ControlLoopError, Forecast, Machine, Plan, RunHeader, WindowRecord};
 use cachemate_linux::act::group_owners::GroupOwners;
 use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::nri::NriOptions;
@@ -489,6 +489,7 @@ impl WindowLoop<'_> {
             if !is_same_mode {
                 // A proposal is confirmed before it comes into force, and what was in force is restored.
                 control_loop.plan = Plan::idle(control_loop.plan.window);
+                control_loop.forecast = Forecast::default();
             }
             // The same policy goes on with its evidence and cooldowns, and the log stays replayable.
             let pipeline = &mut sinks.header.pipeline;

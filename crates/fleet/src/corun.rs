@@ -230,8 +230,8 @@ impl CoRunSolver {
         }
         if key.confined_ways > 0 {
             let confined_lines =
-                engine.capacity_lines() * f32::from(key.confined_ways) / self.ways as f32;
-            let shared_lines = engine.capacity_lines() - confined_lines;
+                engine.divisible_lines() * f32::from(key.confined_ways) / self.ways as f32;
+            let shared_lines = engine.divisible_lines() - confined_lines;
             engine.divide(
                 0,
                 &[(shared_lines, 0), (confined_lines, 1)],

@@ -280,7 +280,7 @@ impl<'a> PlanEvaluator<'a> {
                 continue;
             }
             let lines_of_units =
-                |units: u32| engine.capacity_lines() * units as f32 / units_per_cache as f32;
+                |units: u32| engine.divisible_lines() * units as f32 / units_per_cache as f32;
             let mut domain_lines = vec![lines_of_units(units_per_cache - used_units)];
             let mut slot_domains = Vec::new();
             for &index in &jobs_on_cache {

@@ -131,6 +131,7 @@ impl Slots {
 
 /// The simulated machine and the tasks that run on it.
 pub struct IntervalEngine {
+    divisible_lines: f32,
     /// Cycles per second of every core.
     pub hertz: f64,
     curves: PhaseCurves,
@@ -219,6 +220,7 @@ impl IntervalEngine {
         };
         Some(IntervalEngine {
             hertz,
+            divisible_lines: (last_level.size_bytes as f64 / line_bytes) as f32,
             curves: PhaseCurves::new(capacity)
                 .with_private_bytes(spec.private_bytes() as f64)
                 .with_stream_insertion(last_level.effective_stream_insertion()),
@@ -590,9 +592,14 @@ impl IntervalEngine {
         self.curves.window_instr(self.curve_of(slot), lines)
     }
 
-    /// Size in lines.
+    /// Size in lines, of which neighbors of this system may fill a part.
     pub fn capacity_lines(&self) -> f32 {
         self.curves.capacity_lines()
+    }
+
+    /// Lines that partitions divide. Neighbors do not respect partitions, so these are the lines that this system finds free.
+    pub fn divisible_lines(&self) -> f32 {
+        self.divisible_lines
     }
 
     /// Drops a share of a task's lines, because its pages have moved.

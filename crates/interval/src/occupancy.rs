@@ -589,8 +589,15 @@ impl OccupancyModel {
                 inserted_lines += (self.rate[index] * elapsed) as f32 * rates.fills_per_instr;
                 occupancy += self.lines[index];
             }
-            let (has_room, total_inserted) =
-                (occupancy + inserted_lines <= capacity, inserted_lines);
+            // Neighbors leave no room, and evict as the users do.
+            let neighbor_lines = (self.competing_lines_per_cycle() * elapsed) as f32;
+            let (has_room, total_inserted) = (
+                neighbor_lines == 0.0 && occupancy + inserted_lines <= capacity,
+                inserted_lines + neighbor_lines,
+            );
+            if neighbor_lines > 0.0 {
+                occupancy = capacity;
+            }
             for index in (0..self.len()).filter(|&index| usize::from(self.domain[index]) == domain)
             {
                 let fills = (self.rate[index] * elapsed) as f32 * self.slope[index];

@@ -151,7 +151,7 @@ impl WalkMachine {
         let contended = machine.last_level_cache()?;
         let line_bytes = u64::from(contended.line_bytes);
         let level_of = |cache: &CacheSpec| WalkLevel {
-            lines: cache.size_bytes / line_bytes,
+            lines: cache.attainable_bytes() / line_bytes,
             latency_cycles: f64::from(cache.latency_cycles),
             neighbor_lines_per_cycle: cache.neighbor_bytes_per_cycle.unwrap_or(0.0)
                 / line_bytes as f64,
@@ -188,8 +188,6 @@ impl WalkMachine {
             .package_bus_bytes_per_cycle
             .unwrap_or(f64::INFINITY)
             .min(memory.bytes_per_cycle);
-        let mut levels: Vec<WalkLevel> = on_path.iter().map(|cache| level_of(cache)).collect();
-        levels.last_mut()?.lines = contended.attainable_bytes() / line_bytes;
         Some(WalkMachine {
             issue_width: f64::from(issue_width.max(1)),
             mispredict_cycles: machine.mispredict_cycles.map(f64::from),
@@ -197,7 +195,7 @@ impl WalkMachine {
             miss_registers: machine.pipeline.max_misses_in_flight().max(1) as usize,
             is_in_order,
             can_overtake_loads,
-            levels,
+            levels: on_path.iter().map(|cache| level_of(cache)).collect(),
             victim: victim.map(level_of),
             memory_latency_cycles: f64::from(memory.local_latency_cycles),
             cycles_per_line: line_bytes as f64 / narrowest_bytes_per_cycle,

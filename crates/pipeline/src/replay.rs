@@ -267,7 +267,7 @@ fn replay_windows<P: Policy>(
                 difference: difference.clone(),
             });
         }
-        if !is_same_plan {
+        if !is_same_plan && !recorded_window.applied.is_only_proposed {
             // The next window was recorded under the recorded plan, so only a forecast under that plan can be compared.
             control_loop.forecast = control_loop.forecast_under(
                 &record.observation,

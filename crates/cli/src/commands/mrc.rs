@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use cachemate_daemon::colored_program::available_bytes;
 use cachemate_locality::stack::{StackError, StackLimits};
 use cachemate_report::terminal::{CurveLine, curve_picture};
 use cachemate_report::text::{
@@ -22,7 +23,6 @@ use super::cachesim::{self, SetAssociativeArgs};
 use crate::args::JsonArg;
 use crate::exit::{InterruptedError, UsageError};
 use crate::files::write_file;
-use crate::host_machine::available_bytes;
 use crate::run_store::{source_version, use_store_dir};
 use crate::session::Session;
 use crate::shards::{ShardArg, content_digest, print_shard};
@@ -94,11 +94,13 @@ fn parse_sample_rate(text: &str) -> Result<f64, String> {
 /// Bytes that one distinct line takes at most while all distances are told apart, and in each further thread.
 const BYTES_PER_LINE: u64 = 64;
 const BYTES_PER_LINE_AND_THREAD: u64 = 32;
-/// Number of records in a part that a shard measures, and number of parts in which it may be contained.
+/// Least records in a part that is stored, and most parts of a recording.
 const MIN_PART_RECORDS: u64 = 1 << 20;
 const MAX_PARTS: u64 = 64;
 /// Largest size in lines for shards, whose parts the store would not hold otherwise.
 const MAX_SHARD_LINES: u64 = 1 << 21;
+/// Lines that are told apart at least, because each surplus of them costs a pass over all.
+const MIN_SHARD_LINES: u64 = 1 << 16;
 
 impl Mrc {
     /// Returns the curve of the part that could be read; `None` for a shard.
@@ -196,7 +198,7 @@ impl Mrc {
         use_store_dir(dir)?;
 
         let limits = StackLimits {
-            cap_lines: usize::try_from(largest_lines.max(1)).ok(),
+            cap_lines: usize::try_from(largest_lines.max(MIN_SHARD_LINES)).ok(),
             max_lines: None,
         };
         let threads = self.threads.map(usize::from);
@@ -213,7 +215,7 @@ impl Mrc {
                 let open = |record: u64| open_at(path, record);
                 let segment = request.measure_segment(part_range, &open, &observer)?;
                 segment.ok_or_else(|| {
-                    let note = format!("{part} of {part_count} parts are stored");
+                    let note = format!("part {part} of {part_count} is not stored yet");
                     InterruptedError(format!("{note}; the same command continues")).into()
                 })
             })

@@ -353,7 +353,7 @@ impl IntervalMachine {
                 .copied()
                 .unwrap_or(1.0);
             let lines_of_share = |share: f64| {
-                (f64::from(self.engine.capacity_lines()) * share * remaining_share) as f32
+                (f64::from(self.engine.divisible_lines()) * share * remaining_share) as f32
             };
             let domains: Vec<(f32, u8)> = division
                 .parts

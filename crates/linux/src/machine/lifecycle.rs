@@ -51,11 +51,12 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         if let Some(ways) = &mut self.way_controller {
             ways.forget();
         }
+        let restored = restore_result.map_err(machine_error)?;
         self.applied_plan = AppliedPlan {
             is_only_proposed: true,
             ..AppliedPlan::default()
         };
-        restore_result.map_err(machine_error)
+        Ok(restored)
     }
 
     /// Applies new rules (SIGHUP): programs are matched again, and programs that are no longer managed are restored

@@ -77,12 +77,18 @@ impl SlotAllocator {
     /// Returns whether a compaction must precede the next `len` accesses.
     #[inline(always)]
     pub(super) fn is_full(&self, len: usize) -> bool {
-        self.next_slot + len > self.slot_count || self.has_surplus_lines()
+        self.next_slot + len > self.slot_count || self.has_surplus_lines() || self.exceeds_limit()
     }
 
     #[inline(always)]
     fn has_surplus_lines(&self) -> bool {
         self.lines() > self.limits.cap_lines.saturating_mul(2)
+    }
+
+    /// Whether more lines are held than the limit allows, which the next compaction reports.
+    #[inline(always)]
+    fn exceeds_limit(&self) -> bool {
+        self.lines().min(self.limits.cap_lines) > self.limits.max_lines
     }
 
     /// Assigns slots to the lines of one batch, and writes to `pairs` the old and the new slots of lines that have

@@ -428,12 +428,12 @@ fn apply_calibration(
         .iter_mut()
         .filter(|cache| Some(cache.level) == largest_private)
     {
+        let pool_bytes = cache.size_bytes;
         if let Some(bytes) = host.private_bytes {
             set_owned_size(cache, bytes.value);
             keys.sizes.insert(cache.level);
         }
         if let Some(lifetime_ns) = host.private_lifetime_ns {
-            let pool_bytes = cache.size_bytes;
             let_neighbors_fill(
                 cache,
                 pool_bytes,
@@ -816,10 +816,10 @@ mod tests {
             (neighbors / (f64::from(32 << 20) / 36e6) - 1.0).abs() < 1e-9,
             "{neighbors}"
         );
-        // Another thread on the core fills the 384 KiB of the private cache once in 6 ms.
+        // Another thread on the core fills the 512 KiB of the private cache once in 6 ms.
         let private_neighbors = machine.caches[2].neighbor_bytes_per_cycle.unwrap();
         assert!(
-            (private_neighbors / (f64::from(384 << 10) / 18e6) - 1.0).abs() < 1e-9,
+            (private_neighbors / (f64::from(512 << 10) / 18e6) - 1.0).abs() < 1e-9,
             "{private_neighbors}"
         );
         assert_eq!(machine.memory.local_latency_cycles, 420);

@@ -1,5 +1,5 @@
-//! The exact curve of a stream that is longer than any file: generated, cut and measured on all cores, with a cap on the
-//! lines. Prints speed and peak memory.
+//! The exact curve of a stream that is longer than any file: generated, cut and measured on several threads, with a cap
+//! on the lines. Prints speed and peak memory.
 //!
 //! `cargo run --release -p cachemate-bench --example long_curve -- ACCESSES CAP_LINES THREADS`
 

@@ -1,10 +1,11 @@
 //! Rates by size: between the sizes that are known, and as means over the sets of a cache.
 //!
-//! Problem: a working set that is read in a cycle has a cliff. It hits with all of its lines resident, and misses always
-//! with a few less, so a smooth curve between two sizes would let it keep a part. In a cache with sets, some sets overflow
-//! although the cache has room. Method: between two sizes, the rates are those at both, mixed so that misses fall as they do
-//! by stack distance. In a shared cache, rates are means over the sets ([`average_over_sets`]).
-//! Properties: no rate at a known size changes; a stream, which misses at every size, has the same rates at all of them.
+//! Problem: a working set that is read in a cycle has a cliff. It hits with all of its lines resident, and misses
+//! always with a few less, so a smooth curve between two sizes would let it keep a part. In a cache with sets, some
+//! sets overflow although the cache has room. Method: between two sizes, the rates are those at both, mixed so that
+//! misses fall as they do by stack distance. In a shared cache, rates are means over the sets ([`average_over_sets`]),
+//! unless other systems fill it. Properties: no rate at a known size changes; a stream, which misses at every size, has
+//! the same rates at all of them.
 
 use cachemate_core::CacheSpec;
 use cachemate_interval::{SizePoint, UnprefetchedRates};

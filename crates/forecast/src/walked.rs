@@ -1,10 +1,12 @@
 //! Makes programs for the interval machine from samples of their accesses, by walks of the machine's window.
 //!
 //! Problem: cycles, overlap and prefetches of a program have to be known at every size of the contended cache, on any
-//! machine, in a moment. Method: [`cachemate_locality::window_walk`] gives them for the sampled accesses at eight sizes.
-//! Misses are not left to the sample: the stack distances of all accesses say how many there are, and the walk only says
-//! what each costs (a ratio estimator). Between the sizes, rates follow the misses ([`crate::set_means`]). Properties: pure;
-//! the same sample and machine give the same program, whether the sample comes from a recording or from a profile file.
+//! machine, in a moment. Method: [`cachemate_locality::window_walk`] gives them for the sampled accesses at up to eight
+//! sizes, or, where other systems fill the cache, at doublings up to the footprint. Of a private cache that is filled
+//! so, a program keeps the lines that its speed allows. Misses are not left to the sample: the stack distances of all
+//! accesses say how many there are, and the walk only says what each costs (a ratio estimator). Between the sizes,
+//! rates follow the misses ([`crate::set_means`]). Properties: pure; the same sample and machine give the same program,
+//! whether the sample comes from a recording or from a profile file.
 
 use cachemate_core::{MachineSpec, StreamPhase, StreamSample};
 use cachemate_interval::{Demand, PhasedProgram, ProgramPhase, SizePoint, UnprefetchedRates};

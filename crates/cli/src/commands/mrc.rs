@@ -1,4 +1,4 @@
-//! `cachemate mrc`: prints the miss-rate curve of a trace.
+//! `cachemate mrc`: prints the miss-rate curve of a trace, or stores what a shard measures of it.
 
 use std::path::{Path, PathBuf};
 

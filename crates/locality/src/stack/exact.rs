@@ -1,4 +1,4 @@
-//! The single-threaded engine for exact stack distances.
+//! The engine for exact stack distances: one thread measures a stretch of accesses, several may merge two stretches.
 
 use super::StackError;
 use super::batch::{BATCH_ACCESSES, SlotPairs};

@@ -6,10 +6,13 @@
 //!
 //! [`StackDistances`] is the single-threaded engine. A *finder* finds the time slot of the line's last access
 //! (`dense.rs`, `sparse.rs`). A *counter* counts the later slots that are dead because their lines have occurred again
-//! (`counter.rs`). The distance is the number of the other later slots.
+//! (`counter.rs`). The distance is the number of the other later slots. A [`Segment`] is an engine for a stretch of a
+//! stream, which merges with that of the next stretch (`segment.rs`), so that several threads can share the work
+//! (`parallel.rs`).
 //!
 //! Properties: the engine reads a stream once, without recursion. Its memory grows with the number of distinct lines,
-//! not with the length of the stream. It has no parameters to tune, and every instruction set gives the same result.
+//! up to a cap if distances beyond it need not be told apart, and not with the length of the stream. It has no
+//! parameters to tune, and every instruction set gives the same result.
 
 mod batch;
 mod counter;

@@ -1,4 +1,5 @@
-//! The finding half of the engine, which assigns slots, and compacts when they run out.
+//! The finding half of the engine, which assigns slots, compacts when they run out, and forgets the oldest lines beyond
+//! a cap.
 
 use super::StackError;
 use super::batch::{BATCH_ACCESSES, SlotPairs};

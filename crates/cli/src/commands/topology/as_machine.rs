@@ -2,10 +2,10 @@
 //!
 //! Predictors and the simulator need a machine file, and none exists for the user's own host. CPUs,
 //! caches, clock, memory and classes of service are read from the kernel. Clock, latencies,
-//! bandwidth, overlap, the owned size of the shared cache and the insertion of streams come from a
-//! calibration ([`HostCalibration`]), if there is one. The rest is assumed to be that of a current
-//! server. Because a forecast is worth no more than the least of these, `sources` says which keys
-//! are which.
+//! bandwidth, overlap, owned sizes, the traffic with which neighbors fill the caches and the
+//! insertion of streams come from a calibration ([`HostCalibration`]), if there is one. The rest is
+//! assumed to be that of a current server. Because a forecast is worth no more than the least of
+//! these, `sources` says which keys are which.
 //!
 //! For example, the kernel of a guest reports an L3 of 300 MiB and the calibration sees misses from
 //! 9 MiB on: the file has 9 MiB, marked `measured:`. Without a calibration it has 300, marked

@@ -1,4 +1,5 @@
-//! What the measured times say: the levels behind a curve of latencies, and how low a cache inserts streams.
+//! What the measured times say: the levels behind a curve of latencies, how long lines stay in a cache, and how low it
+//! inserts streams.
 
 use cachemate_core::Estimate;
 

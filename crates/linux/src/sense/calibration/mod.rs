@@ -6,7 +6,7 @@
 //! loads at random lines (as in lmbench and tinymembench) give the latency of each size, a fit of three levels the size
 //! from which on misses begin, several walks at once the overlap, sums and fills the bandwidth (as in STREAM), and a walk
 //! beside a stream the share of its lines that the stream evicts; a walk before and after a pause says how long lines stay
-//! where other systems fill the cache. For example, a guest that is shown 300 MiB misses from 9
+//! where other systems fill the shared cache, or the private one. For example, a guest that is shown 300 MiB misses from 9
 //! MiB on; beside a stream, a walk over 4 MiB loses a third of its lines, where under LRU it would lose three quarters.
 //! Properties: what else runs only adds to a time, on a guest for a tenth of a second or for some, of which the kernel
 //! reports nothing. So the loops take turns, a few ms each, in rounds that last for seconds, and a figure is the lower quartile

@@ -169,7 +169,7 @@ record openssl 5$M 40$M openssl enc -aes-256-cbc -pbkdf2 -iter 1 -k x -in text.t
 record povray 80$M 80$M povray +Iscene.pov +W160 +H120 -D +Oscene.png +WT1
 # The command is a script that would be replaced by the program: record the program itself.
 gap=$(sed -n 's/^GAP_PRG=//p' "$(command -v gap)")
-record gap 150$M 11$M "$gap" -l "/usr/share/gap;/usr/lib/gap" -q -r -A group.g
+record gap 150$M 10500000 "$gap" -l "/usr/share/gap;/usr/lib/gap" -q -r -A group.g
 input=sentences.txt
 record link-parser 150$M 12$M link-parser en -batch
 input=/dev/null

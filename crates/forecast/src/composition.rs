@@ -304,8 +304,10 @@ fn solve_draw(
     for (index, program) in programs.iter().enumerate() {
         let own_draw = draw_of_member(draw_index, index);
         let alone = solve_with_cache(machine, &[program], &cpus[index..=index], own_draw, 1.0)?;
-        // Both against the speed with the whole cache, so that other shares of the phases change nothing.
-        rates[index][0] = (1.0 + rates[index][0]) / (1.0 + alone[0][0]) - 1.0;
+        // Both against the speed with the whole cache. The runs hold other shares of the phases, but no co-runner makes lines stay
+        // for longer.
+        let slowdown = (1.0 + rates[index][0]) / (1.0 + alone[0][0]) - 1.0;
+        rates[index][0] = slowdown.max(0.0);
     }
     Ok(rates)
 }

@@ -443,7 +443,8 @@ static void begin_instruction(void)
    }
 }
 
-static inline UInt later_of(UInt load, UInt other) { return load > other ? load : other; }
+/* Of two numbers of loads or records. */
+static inline ULong later_of(ULong number, ULong other) { return number > other ? number : other; }
 
 static void wait_for(Cycles *cycles, const Cycles *other)
 {
@@ -639,8 +640,6 @@ static void send_branch_loads(void)
    current = running;
 }
 
-static inline ULong later_record(ULong record, ULong other) { return record > other ? record : other; }
-
 /* The record that brought the line in which a load hit, 0 if it is long ago. */
 static ULong record_of_line(ULong address)
 {
@@ -671,14 +670,13 @@ static ULong youngest(const Sources *sources, const Block *here, ULong begin, UI
          else {
             record = record_of_line(load->touched);
             if (depth)
-               record = later_record(record, youngest(&load->address, here, begin, depth - 1));
+               record = later_of(record, youngest(&load->address, here, begin, depth - 1));
             UInt place = load->touched >> 3 & ((1 << KEPT_BITS) - 1);
             if (depth && kept[place].address == load->touched && kept[place].value)
-               record = later_record(record, youngest(kept[place].value, here, NOT_HERE, depth - 1));
+               record = later_of(record, youngest(kept[place].value, here, NOT_HERE, depth - 1));
          }
       }
-      if (record > found)
-         found = record;
+      found = later_of(found, record);
    }
    return found;
 }

@@ -118,9 +118,8 @@ pub fn compute_all<T: Sync, R: Send>(
 ) -> Vec<Option<R>> {
     let next = AtomicUsize::new(0);
     let results: Vec<Mutex<Option<R>>> = items.iter().map(|_| Mutex::new(None)).collect();
-    let worker_count = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
-        for _ in 0..worker_count.min(items.len()) {
+        for _ in 0..cachemate_study::cpu_count().min(items.len()) {
             scope.spawn(|| {
                 while !should_stop() {
                     let index = next.fetch_add(1, Ordering::Relaxed);

@@ -67,11 +67,11 @@ pub fn walk_sample(
         let mut walker = PhaseWalker {
             sample,
             machine: walk_machine.clone(),
-            is_pooled: cache.is_some_and(|cache| cache.pool_bytes.is_some()),
             dependences,
         };
-        walker.share_private_cache(phase);
-        let (program_phase, error_share) = walker.walk(phase);
+        let histogram = walker.repeated_distances(phase);
+        walker.share_private_cache(phase, &histogram);
+        let (program_phase, error_share) = walker.walk(phase, &histogram);
         let phase_cycles = phase.instructions as f64
             * program_phase
                 .points
@@ -140,8 +140,6 @@ fn lines_that_stay(level: &WalkLevel, histogram: &DistanceHistogram, cycles: f64
 struct PhaseWalker<'a> {
     sample: &'a StreamSample,
     machine: WalkMachine,
-    /// Whether other systems fill the contended cache too.
-    is_pooled: bool,
     dependences: DependenceRule,
 }
 
@@ -157,9 +155,8 @@ struct WalkedRates {
 
 impl PhaseWalker<'_> {
     /// Returns the phase, and the standard error of its cycles with the whole cache.
-    fn walk(&self, phase: &StreamPhase) -> (ProgramPhase, f64) {
+    fn walk(&self, phase: &StreamPhase, histogram: &DistanceHistogram) -> (ProgramPhase, f64) {
         let line_bytes = f64::from(self.sample.line_bytes);
-        let histogram = self.repeated_distances(phase);
         let full_lines = self.machine.levels.last().map_or(1, |level| level.lines);
         let private_lines = self.machine.private_lines();
         let sizes = self.walked_sizes(private_lines.max(1).min(full_lines), full_lines);
@@ -207,12 +204,12 @@ impl PhaseWalker<'_> {
                 / phase.instructions as f64,
             points: points_by_distances(
                 &points,
-                &histogram,
+                histogram,
                 step_bytes,
                 u64::from(self.sample.line_bytes),
             ),
             footprint_bytes: self
-                .is_pooled
+                .is_pooled()
                 .then_some(self.sample.footprint_lines as f64 * line_bytes),
             private_levels: Vec::new(),
             sharing: Vec::new(),
@@ -228,10 +225,16 @@ impl PhaseWalker<'_> {
         )
     }
 
+    /// Whether other systems fill the contended cache too.
+    fn is_pooled(&self) -> bool {
+        let contended = self.machine.levels.last();
+        contended.is_some_and(|level| level.neighbor_lines_per_cycle > 0.0)
+    }
+
     /// Leaves the largest private cache the lines that stay in it beside a thread of another system on the same core, at the
     /// speed that the program has if it misses no shared cache. That thread's lines count since the program's oldest one, so
     /// that a fast program keeps more (Che's equation, as in [`cachemate_interval`]'s occupancies).
-    fn share_private_cache(&mut self, phase: &StreamPhase) {
+    fn share_private_cache(&mut self, phase: &StreamPhase, histogram: &DistanceHistogram) {
         let Some(private_level) = self.machine.levels.len().checked_sub(2) else {
             return;
         };
@@ -239,7 +242,6 @@ impl PhaseWalker<'_> {
         if level.neighbor_lines_per_cycle <= 0.0 {
             return;
         }
-        let histogram = self.repeated_distances(phase);
         // A second round takes in that more misses make the program slower.
         for _ in 0..2 {
             let counts = sum_counts(&self.walk_at(phase, &self.machine, UNLIMITED_LINES, true));
@@ -248,7 +250,7 @@ impl PhaseWalker<'_> {
                 0 => 1,
                 _ => self.machine.levels[private_level - 1].lines,
             };
-            let stayed_lines = lines_that_stay(&level, &histogram, cycles);
+            let stayed_lines = lines_that_stay(&level, histogram, cycles);
             self.machine.levels[private_level].lines = stayed_lines.max(inner_lines);
         }
     }
@@ -257,7 +259,7 @@ impl PhaseWalker<'_> {
     /// what it holds depends on its speed, so that only its footprint bounds it.
     fn walked_sizes(&self, smallest_lines: u64, full_lines: u64) -> Vec<u64> {
         let mut sizes = vec![smallest_lines];
-        if self.is_pooled {
+        if self.is_pooled() {
             let bound = full_lines.min(self.sample.footprint_lines);
             let doublings = (1..32).map(|doubling| smallest_lines << doubling);
             sizes.extend(doublings.take_while(|lines| *lines < bound));

@@ -246,7 +246,6 @@ impl CurveRequest {
 
     fn thread_count(&self, expected_records: Option<u64>) -> usize {
         let is_short = expected_records.is_some_and(|records| records < MIN_RECORDS_FOR_THREADS);
-        let cpu_count = || std::thread::available_parallelism().map_or(1, usize::from);
         match self.threads {
             Some(threads) => threads,
             None if is_short => 1,
@@ -360,6 +359,11 @@ impl CurveMeasurement {
     }
 }
 
+/// Returns the number of CPUs that this process may use; 1 if it is unknown.
+pub fn cpu_count() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// Replaces addresses by those of their lines of `1 << line_shift` bytes.
 pub fn to_lines(addresses: &mut [u64], line_shift: u32) {
     for address in addresses {
@@ -367,14 +371,27 @@ pub fn to_lines(addresses: &mut [u64], line_shift: u32) {
     }
 }
 
-/// A meter that reads its own accesses.
-trait TraceMeter: SegmentMeter {
+/// An access as a meter takes it.
+trait TraceAccess: Sized {
     /// Replaces `batch` by the next accesses of a trace; `false` at the end.
     fn read_batch(
         reader: &mut dyn TraceReader,
         line_shift: u32,
-        batch: &mut Vec<Self::Access>,
+        batch: &mut Vec<Self>,
     ) -> Result<bool, TraceError>;
+}
+
+/// A line address.
+impl TraceAccess for u64 {
+    fn read_batch(
+        reader: &mut dyn TraceReader,
+        line_shift: u32,
+        batch: &mut Vec<u64>,
+    ) -> Result<bool, TraceError> {
+        let has_more = reader.read_addresses(batch)?;
+        to_lines(batch, line_shift);
+        Ok(has_more)
+    }
 }
 
 /// The ranges into which records of a trace are divided.
@@ -388,7 +405,7 @@ struct RecordRanges<'a> {
 
 impl RecordRanges<'_> {
     /// Returns what was measured, and the number of records that it covers.
-    fn measure<M: TraceMeter>(
+    fn measure<M: SegmentMeter<Access: TraceAccess>>(
         &self,
         new_meter: impl Fn() -> M + Sync,
     ) -> Result<(M, u64), MeasureError> {
@@ -422,7 +439,7 @@ impl RecordRanges<'_> {
     }
 
     /// Measures the records from `start` on and before `end`, and returns how many were read.
-    fn measure_range<M: TraceMeter>(
+    fn measure_range<M: SegmentMeter<Access: TraceAccess>>(
         &self,
         start: u64,
         end: u64,
@@ -434,7 +451,8 @@ impl RecordRanges<'_> {
         let (mut next_record, mut reader) = (self.open_at)(start)?;
         let mut batch = Vec::new();
         let mut count = 0;
-        while next_record < end && M::read_batch(&mut *reader, self.line_shift, &mut batch)? {
+        while next_record < end && M::Access::read_batch(&mut *reader, self.line_shift, &mut batch)?
+        {
             let batch_len = batch.len() as u64;
             let skipped = start.saturating_sub(next_record).min(batch_len);
             let kept_end = (end - next_record).min(batch_len);
@@ -492,36 +510,6 @@ impl SegmentMeter for LineMeter {
             LineMeter::Sampled(sampler) => SegmentMeter::line_count(&**sampler),
         }
     }
-}
-
-impl TraceMeter for LineMeter {
-    fn read_batch(
-        reader: &mut dyn TraceReader,
-        line_shift: u32,
-        batch: &mut Vec<u64>,
-    ) -> Result<bool, TraceError> {
-        read_lines(reader, line_shift, batch)
-    }
-}
-
-impl TraceMeter for Segment {
-    fn read_batch(
-        reader: &mut dyn TraceReader,
-        line_shift: u32,
-        batch: &mut Vec<u64>,
-    ) -> Result<bool, TraceError> {
-        read_lines(reader, line_shift, batch)
-    }
-}
-
-fn read_lines(
-    reader: &mut dyn TraceReader,
-    line_shift: u32,
-    batch: &mut Vec<u64>,
-) -> Result<bool, TraceError> {
-    let has_more = reader.read_addresses(batch)?;
-    to_lines(batch, line_shift);
-    Ok(has_more)
 }
 
 /// An access with the process and the thread that made it.
@@ -602,7 +590,7 @@ impl SegmentMeter for PartMeter {
     }
 }
 
-impl TraceMeter for PartMeter {
+impl TraceAccess for PartAccess {
     fn read_batch(
         reader: &mut dyn TraceReader,
         line_shift: u32,

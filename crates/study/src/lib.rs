@@ -31,7 +31,7 @@ pub use curve::{
 };
 pub use curve_measurement::{
     CurveMeasurement, CurveRequest, CurveSubject, MeasureError, MeasuredCurves, StoredSegment,
-    TraceOpener, WholeCurve, limits_for_sizes, to_lines,
+    TraceOpener, WholeCurve, cpu_count, limits_for_sizes, to_lines,
 };
 pub use kernel_footprint::KernelFootprint;
 pub use prediction::{

@@ -287,7 +287,7 @@ impl FleetArgs {
         session: &Session,
         run: impl FnOnce(&RunControl<'_>) -> Option<R>,
     ) -> anyhow::Result<R> {
-        let available_cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let available_cpus = cachemate_study::cpu_count();
         let stop = session.interrupt_flag();
         let bar = session.progress_bar("fleet", Some(1));
         let started = Instant::now();

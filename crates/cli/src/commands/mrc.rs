@@ -13,7 +13,7 @@ use cachemate_report::{BurstSummary, CurveCounts, MrcPart, MrcResult, SamplingSu
 use cachemate_repro::store::{self, RunName};
 use cachemate_study::{
     CurveRequest, CurveSubject, MeasureError, MeasuredCurves, PartTotals, StoredSegment,
-    WholeCurve, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample,
+    WholeCurve, check_line_bytes, check_rate, cpu_count, curve_counts, curve_counts_from_sample,
     drop_filtered_sizes, limits_for_sizes,
 };
 use cachemate_trace::{ThreadTotals, TraceReader};
@@ -322,10 +322,6 @@ impl Mrc {
             parts,
         })
     }
-}
-
-fn cpu_count() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn is_stack_error(error: &anyhow::Error) -> bool {

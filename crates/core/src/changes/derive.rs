@@ -2,10 +2,11 @@
 //!
 //! A plan says how the machine is to be, and the kernel accepts only steps, some of which are
 //! refused in the wrong order: a thread cannot move to a CPU that its cpuset does not contain, and
-//! a cpuset cannot lose CPUs that its children use (version 1; in version 2 they would silently lose them too). So the steps have one order: Gangs stop. Groups
-//! widen from the top down, then narrow from the bottom up. Tasks move and get their weights.
-//! Classes of service are created, get their ways and their members, and unused ones are removed.
-//! Processes get their colors. Gangs start.
+//! a cpuset cannot lose CPUs that its children use (version 1; in version 2 they would silently
+//! lose them too). So the steps have one order: Gangs stop. Groups widen from the top down, then
+//! narrow from the bottom up. Tasks move and get their weights. Classes of service are created, get
+//! their ways and their members, and unused ones are removed. Processes get their colors. Gangs
+//! start.
 //!
 //! For example, a group and its child are confined to CPUs 0-1, and both are to have 2-3. The
 //! parent is widened to 0-3 and then the child; the child is narrowed to 2-3 and then the parent.

@@ -20,7 +20,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use cachemate_core::{
-    Cache, CacheLevel, CacheSpec, CoherenceSpec, CoreModel, Cpu, Inclusion, MachineSpec,
+    Cache, CacheLevel, CacheSpec, CoherenceSpec, CoreModel, Cpu, Estimate, Inclusion, MachineSpec,
     MemorySchedulingSpec, MemorySpec, OsSpec, PageSpec, PmuSpec, PrefetcherSpec, ReplacementPolicy,
     SamplerModel, SetIndexing, Topology, WayPartitions, WritePolicy,
 };
@@ -434,11 +434,7 @@ fn apply_calibration(
             keys.sizes.insert(cache.level);
         }
         if let Some(lifetime_ns) = host.private_lifetime_ns {
-            let_neighbors_fill(
-                cache,
-                pool_bytes,
-                lifetime_ns.value * clock_hertz as f64 / 1e9,
-            );
+            let_neighbors_fill(cache, pool_bytes, lifetime_ns, clock_hertz);
         }
     }
     if let Some(shared) = caches
@@ -451,11 +447,7 @@ fn apply_calibration(
             keys.sizes.insert(shared.level);
             let is_pooled = (shared.size_bytes as f64) < OWNED_BY_OTHERS_SHARE * shown_bytes as f64;
             if is_pooled && let Some(lifetime_ns) = host.line_lifetime_ns {
-                let_neighbors_fill(
-                    shared,
-                    shown_bytes,
-                    lifetime_ns.value * clock_hertz as f64 / 1e9,
-                );
+                let_neighbors_fill(shared, shown_bytes, lifetime_ns, clock_hertz);
             }
         }
         // Beside neighbors, a stream evicts little because lines do not stay, not because of where it is inserted.
@@ -467,7 +459,13 @@ fn apply_calibration(
 }
 
 /// Lets other systems fill a cache of `pool_bytes` once in this time.
-fn let_neighbors_fill(cache: &mut CacheSpec, pool_bytes: u64, lifetime_cycles: f64) {
+fn let_neighbors_fill(
+    cache: &mut CacheSpec,
+    pool_bytes: u64,
+    lifetime_ns: Estimate,
+    clock_hertz: u64,
+) {
+    let lifetime_cycles = lifetime_ns.value * clock_hertz as f64 / 1e9;
     cache.pool_bytes = Some(pool_bytes);
     cache.neighbor_bytes_per_cycle = Some(pool_bytes as f64 / lifetime_cycles);
 }

@@ -259,7 +259,8 @@ static ULong begun_ms;
    branches, which differs fivefold between programs. Method: a window of W instructions is filled in order, each instruction
    completes when the values that it needs are known and its latency is over, and leaves in order (Karkhanis and Smith, A
    first-order superscalar processor model, ISCA 2004); the width is unlimited, and loads hit the first cache. Branches are
-   predicted by a perceptron (Jimenez and Lin, HPCA 2001), indirect jumps by their last target after the same jumps. What
+   predicted by a perceptron (Jimenez and Lin, HPCA 2001), indirect jumps by their last target after the same jumps. Lines of
+   code that miss a cache are counted, and what each costs is the machine's (the same model, section 4.2). What
    follows a mispredicted branch enters when its condition is known; what refilling a pipeline costs is the machine's. */
 #define WINDOWS 5
 #define SMALLEST_WINDOW 32u
@@ -286,7 +287,7 @@ typedef enum { COMPUTES, LOADS, STORES, BEGINS, FENCES } StepKind;
 typedef struct {
    UChar kind, latency;
    UShort place;              /* of its access */
-   UInt target;               /* a value */
+   UInt target;               /* a value; of an instruction that begins, its line of code */
    UInt source[STEP_SOURCES]; /* values; 0 = known when the instruction enters */
 } Step;
 
@@ -327,7 +328,7 @@ static struct {
 static ULong sampling;
 static ULong next_sample; /* blocks */
 static UInt trained, sampled; /* instructions */
-static UInt mispredicted;     /* in the sample, behind its warm-up */
+static UInt mispredicted, unfetched; /* in the sample, behind its warm-up: branches, and lines of code that missed */
 static Cycles enters, done, left, counted_from;
 static UInt left_at[WINDOWS][LARGEST_WINDOW];
 
@@ -352,9 +353,42 @@ static ULong sample_number;
 
 /* Of whole samples since the last chunk. */
 static struct {
-   UInt instructions, mispredicted;
+   UInt instructions, mispredicted, unfetched;
    UInt cycles[WINDOWS];
 } core_counts;
+
+/* An instruction cache of 32 KiB, LRU, which brings the next line too. It keeps its lines from sample to sample. */
+#define CODE_SETS 64u
+#define CODE_WAYS 8u
+static UInt code_lines[CODE_SETS][CODE_WAYS];
+static UInt code_line;
+
+/* Makes it the most recent line of its set; returns whether it was there. */
+static Bool bring_code(UInt line)
+{
+   UInt *set = code_lines[line % CODE_SETS];
+   UInt way = 0;
+   while (way < CODE_WAYS - 1 && set[way] != line)
+      way++;
+   Bool hit = set[way] == line;
+   for (; way > 0; way--)
+      set[way] = set[way - 1];
+   set[0] = line;
+   return hit;
+}
+
+static void fetch_code(UInt line, Bool counts)
+{
+   if (line == code_line)
+      return;
+   code_line = line;
+   if (bring_code(line))
+      return;
+   if (counts)
+      unfetched++;
+   bring_code(line + 1);
+   bring_code(line);
+}
 
 /* A perceptron for each branch by a hash of its site, over the outcomes of the last branches. */
 #define HISTORY 32
@@ -408,7 +442,7 @@ static void know_values(UInt count)
 static void begin_sample(void)
 {
    sampling = 1;
-   trained = sampled = mispredicted = load_count = 0;
+   trained = sampled = mispredicted = unfetched = load_count = 0;
    sample_number++;
    VG_(memset)(known, 0, FIRST_TEMP * sizeof(Cycles));
    VG_(memset)(load_behind, 0, FIRST_TEMP * sizeof(UInt));
@@ -437,6 +471,7 @@ static void begin_instruction(void)
    if (sampled == SAMPLE_INSTRUCTIONS) {
       core_counts.instructions += SAMPLE_INSTRUCTIONS - SAMPLE_WARM_UP;
       core_counts.mispredicted += mispredicted;
+      core_counts.unfetched += unfetched;
       for (UInt w = 0; w < WINDOWS; w++)
          core_counts.cycles[w] += left.at[w] - counted_from.at[w];
       sampling = 0;
@@ -476,6 +511,7 @@ static void take_step(const Step *step)
 {
    if (step->kind == BEGINS) {
       begin_instruction();
+      fetch_code(step->target, sampled >= SAMPLE_WARM_UP);
       return;
    }
    if (step->kind == FENCES) {
@@ -519,8 +555,12 @@ static void take_step(const Step *step)
 static VG_REGPARM(2) void on_piece(const Piece *piece, ULong outcome)
 {
    Bool trains = trained < TRAINING_INSTRUCTIONS;
-   if (trains)
+   if (trains) {
       trained += piece->instructions;
+      for (UInt i = 0; i < piece->count; i++)
+         if (piece->step[i].kind == BEGINS)
+            fetch_code(piece->step[i].target, False);
+   }
    for (UInt i = 0; i < piece->count && sampling && !trains; i++)
       take_step(&piece->step[i]);
    if (piece->end == STAYS || !sampling)
@@ -547,7 +587,7 @@ static VG_REGPARM(2) void on_piece(const Piece *piece, ULong outcome)
 }
 
 /* ---- Chunks ---- */
-#define CHUNK_MAGIC 0x334b4d43u /* CMK3 */
+#define CHUNK_MAGIC 0x344b4d43u /* CMK4 */
 #define CHUNK_BYTES 4096u       /* PIPE_BUF */
 #define NO_THREAD 0xffffffffu   /* a chunk that speaks for the process */
 enum { FLAG_START = 1, FLAG_END = 2, FLAG_MAX = 4, FLAG_BURST = 8, FLAG_BRANCH_LOADS = 16 };
@@ -556,7 +596,7 @@ typedef struct {
    ULong instructions, accesses;
    UInt records, flags;
    UInt os_thread;
-   UInt core_instructions, core_cycles[WINDOWS], mispredicted; /* since the last chunk */
+   UInt core_instructions, core_cycles[WINDOWS], mispredicted, unfetched; /* since the last chunk */
 } ChunkHead;
 
 static UChar chunk[CHUNK_BYTES];
@@ -591,6 +631,7 @@ static void send(UInt flags)
    if (current) {
       head->core_instructions = core_counts.instructions;
       head->mispredicted = core_counts.mispredicted;
+      head->unfetched = core_counts.unfetched;
       VG_(memcpy)(head->core_cycles, core_counts.cycles, sizeof(head->core_cycles));
       VG_(memset)(&core_counts, 0, sizeof(core_counts));
    }
@@ -1410,7 +1451,7 @@ static IRSB *instrument(VgCallbackClosure *closure, IRSB *in, const VexGuestLayo
          b.index++;
          b.site = site_of(st->Ist.IMark.addr);
          b.behind = st->Ist.IMark.addr + st->Ist.IMark.len;
-         add_step(&b, BEGINS, 0, 0);
+         add_step(&b, BEGINS, 0, (UInt)(st->Ist.IMark.addr >> 6));
       } else if (st->tag == Ist_Exit) {
          flush_count(&b);
          end_piece_at_exit(&b, st);

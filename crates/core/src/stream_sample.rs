@@ -31,11 +31,20 @@ pub struct InstructionTiming {
     pub cycles: [u64; CORE_WINDOWS.len()],
     /// Mispredicted branches among them.
     pub mispredicted: u64,
+    /// Lines of code that missed a first-level cache of 32 KiB; `None` in recordings that do not count them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unfetched: Option<u64>,
 }
 
 impl InstructionTiming {
     /// Adds other instructions.
     pub fn add(&mut self, other: &InstructionTiming) {
+        self.unfetched = match (self.unfetched, other.unfetched) {
+            (Some(own), Some(more)) => Some(own.saturating_add(more)),
+            (None, more) if self.instructions == 0 => more,
+            (own, None) if other.instructions == 0 => own,
+            _ => None,
+        };
         self.instructions = self.instructions.saturating_add(other.instructions);
         self.mispredicted = self.mispredicted.saturating_add(other.mispredicted);
         for (cycles, more) in self.cycles.iter_mut().zip(other.cycles) {
@@ -44,14 +53,15 @@ impl InstructionTiming {
     }
 
     /// The cycles per instruction of a core: those of the chains in its window, but no fewer than
-    /// its width allows, and `refill_cycles` for each mispredicted branch (Karkhanis and Smith,
-    /// ISCA 2004). Between two windows, cycles are interpolated over their logarithm; beyond the
+    /// its width allows, `refill_cycles` for each mispredicted branch, and `fetch_cycles` for each
+    /// line of code that missed (Karkhanis and Smith, ISCA 2004). Between two windows, cycles are interpolated over their logarithm; beyond the
     /// last ones they are those of the last. `None` without instructions.
     pub fn cycles_per_instr(
         &self,
         issue_width: f64,
         window_instr: f64,
         refill_cycles: f64,
+        fetch_cycles: f64,
     ) -> Option<f64> {
         if self.instructions == 0 {
             return None;
@@ -65,7 +75,8 @@ impl InstructionTiming {
         let [low, high] = [below, above].map(|window| self.cycles[window] as f64 / instructions);
         let chains = low + (position - below as f64) * (high - low);
         let refills = refill_cycles * self.mispredicted as f64 / instructions;
-        Some(chains.max(1.0 / issue_width) + refills)
+        let fetches = fetch_cycles * self.unfetched.unwrap_or(0) as f64 / instructions;
+        Some(chains.max(1.0 / issue_width) + refills + fetches)
     }
 }
 
@@ -175,24 +186,50 @@ pub struct StreamSample {
 mod tests {
     use super::*;
 
-    /// Does a core take the time of the chains in its window, of its width if that is longer, and of its mispredicted
-    /// branches, and is a window between two of the counted ones between them?
+    /// Does a core take the time of the chains in its window, of its width if that is longer, of its mispredicted branches and
+    /// of code that misses, and is a window between two of the counted ones between them?
     #[test]
     fn cycles_follow_window_width_and_branches() {
         let timing = InstructionTiming {
             instructions: 1000,
             cycles: [800, 600, 400, 200, 100],
             mispredicted: 10,
+            unfetched: None,
         };
-        let cycles = |width, window| timing.cycles_per_instr(width, window, 20.0).unwrap();
+        let cycles = |width, window| timing.cycles_per_instr(width, window, 20.0, 9.0).unwrap();
         assert!((cycles(4.0, 64.0) - (0.6 + 0.2)).abs() < 1e-12);
         assert!((cycles(4.0, 512.0) - (0.25 + 0.2)).abs() < 1e-12);
         assert!((cycles(8.0, 90.509_667_991_878_1) - (0.5 + 0.2)).abs() < 1e-9);
         assert!((cycles(8.0, 8.0) - (0.8 + 0.2)).abs() < 1e-12);
         assert!((cycles(64.0, 1e9) - (0.1 + 0.2)).abs() < 1e-12);
+        let from_second_level = InstructionTiming {
+            unfetched: Some(30),
+            ..timing
+        };
+        let fetching = from_second_level.cycles_per_instr(4.0, 64.0, 20.0, 9.0);
+        assert!((fetching.unwrap() - (0.6 + 0.2 + 0.27)).abs() < 1e-12);
         assert_eq!(
-            InstructionTiming::default().cycles_per_instr(4.0, 64.0, 20.0),
+            InstructionTiming::default().cycles_per_instr(4.0, 64.0, 20.0, 9.0),
             None
         );
+    }
+
+    /// Do misses of code add up, and are they unknown if those of a part are?
+    #[test]
+    fn misses_of_code_are_unknown_if_a_part_did_not_count_them() {
+        let timing = |instructions, unfetched| InstructionTiming {
+            instructions,
+            unfetched,
+            ..InstructionTiming::default()
+        };
+        let sum = |parts: &[InstructionTiming]| {
+            let mut sum = InstructionTiming::default();
+            parts.iter().for_each(|part| sum.add(part));
+            sum.unfetched
+        };
+        let (counted, uncounted) = (timing(10, Some(3)), timing(10, None));
+        assert_eq!(sum(&[counted, counted]), Some(6));
+        assert_eq!(sum(&[counted, uncounted]), None);
+        assert_eq!(sum(&[uncounted, counted]), None);
     }
 }

@@ -305,6 +305,7 @@ pub fn cache_spec(
         stream_insertion: None,
         pool_bytes: None,
         neighbor_bytes_per_cycle: None,
+        neighbor_spread: None,
         write: WritePolicy::Back,
         inclusion: Inclusion::NonInclusive,
         index: SetIndexing::Physical,

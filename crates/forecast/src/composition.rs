@@ -100,15 +100,36 @@ pub fn forecast_alone(
     machine: &MachineSpec,
     program: &TimedProgram,
 ) -> ForecastResult<SoloForecast> {
-    let runs: Vec<RunRates> = (0..program.timed_draws.len())
-        .map(|draw| Ok(solve_draw(machine, &[program], &[0], draw)?[0]))
-        .collect::<ForecastResult<_>>()?;
-    let median_of =
-        |value: fn(&RunRates) -> f64| median_of_draws(&runs.iter().map(value).collect::<Vec<_>>());
+    let states = neighbor_states(machine);
+    let middle_state = states.len() / 2;
+    let mut runs: Vec<RunRates> = Vec::new();
+    let mut cycles_per_instr = Vec::new();
+    for draw in 0..program.timed_draws.len() {
+        let runs_of_states = solve_alone(&states, program, 0, draw)?;
+        cycles_per_instr.push(mean_cycles_per_instr(runs_of_states.iter()));
+        runs.push(runs_of_states[middle_state]);
+    }
+    let misses: Vec<f64> = runs.iter().map(|run| 1000.0 * run[1]).collect();
     Ok(SoloForecast {
-        mpki: median_of(|run| 1000.0 * run[1]),
-        cycles_per_instr: median_of(|run| 1.0 / run[3]),
+        mpki: median_of_draws(&misses),
+        cycles_per_instr: median_of_draws(&cycles_per_instr),
     })
+}
+
+/// A program alone, by draw and by state of the neighbors; without neighbors it has the speed of its profile.
+type AloneRuns = Vec<Vec<RunRates>>;
+
+fn alone_runs(
+    states: &[MachineSpec],
+    program: &TimedProgram,
+    cpu: u32,
+    draws: &[usize],
+) -> ForecastResult<AloneRuns> {
+    if !states.iter().any(is_pooled) {
+        return Ok(Vec::new());
+    }
+    let solve = |&draw: &usize| solve_alone(states, program, cpu, draw);
+    draws.iter().map(solve).collect()
 }
 
 /// Forecasts programs on the whole machine, each on the CPU with its index in `cpus`. Programs on different caches slow each
@@ -121,45 +142,102 @@ pub fn forecast_placed(
     programs: &[&TimedProgram],
     cpus: &[u32],
 ) -> ForecastResult<Vec<MemberForecast>> {
-    let draw_count = programs
+    let states = neighbor_states(machine);
+    let draw_count = draw_count_of(programs);
+    let alone: Vec<AloneRuns> = programs
         .iter()
-        .map(|program| program.timed_draws.len())
-        .max()
-        .unwrap_or(1);
-    let runs_by_draw: Vec<Vec<RunRates>> = (0..draw_count)
-        .map(|draw| solve_draw(machine, programs, cpus, draw))
-        .collect::<Result<_, _>>()?;
+        .zip(cpus)
+        .enumerate()
+        .map(|(index, (program, &cpu))| {
+            let draws: Vec<usize> = (0..draw_count)
+                .map(|draw| draw_of_member(draw, index))
+                .collect();
+            alone_runs(&states, program, cpu, &draws)
+        })
+        .collect::<ForecastResult<_>>()?;
+    let alone: Vec<&AloneRuns> = alone.iter().collect();
+    forecast_beside(machine, &states, programs, cpus, &alone)
+}
+
+fn draw_count_of(programs: &[&TimedProgram]) -> usize {
+    let counts = programs.iter().map(|program| program.timed_draws.len());
+    counts.max().unwrap_or(1)
+}
+
+/// Forecasts programs that run as `alone` says on their own.
+fn forecast_beside(
+    machine: &MachineSpec,
+    states: &[MachineSpec],
+    programs: &[&TimedProgram],
+    cpus: &[u32],
+    alone: &[&AloneRuns],
+) -> ForecastResult<Vec<MemberForecast>> {
+    let draw_count = draw_count_of(programs);
+    // By draw, state of the neighbors, and program.
+    let mut runs: Vec<Vec<Vec<RunRates>>> = Vec::new();
+    for draw in 0..draw_count {
+        let solve = |state| solve_with_cache(state, programs, cpus, draw, 1.0);
+        runs.push(states.iter().map(solve).collect::<ForecastResult<_>>()?);
+    }
+    let (middle_draw, middle_state) = (draw_count / 2, states.len() / 2);
     let space_deviation = machine
         .last_level_cache()
         .map_or(0.0, set_means::space_deviation);
     // Only their speeds count, not their slowdowns.
-    let run_in_space =
-        |factor: f64| solve_with_cache(machine, programs, cpus, draw_count / 2, factor);
+    let run_in_space = |factor: f64| solve_with_cache(machine, programs, cpus, middle_draw, factor);
     let crowded_run = run_in_space(1.0 + space_deviation)?;
     let spacious_run = run_in_space(1.0 / (1.0 + space_deviation))?;
-    // Alone, the program has the speed of its profile, however much space it needs.
-    let slowdown_change = |index: usize, run: &[RunRates]| {
-        let median_member = &runs_by_draw[draw_count / 2][index];
-        (1.0 + median_member[0]) * (median_member[3] / run[index][3] - 1.0)
-    };
     let forecast_member = |index: usize| {
-        let metric_column = |metric: usize| {
-            let mut values: Vec<f64> = runs_by_draw.iter().map(|run| run[index][metric]).collect();
-            values.sort_by(f64::total_cmp);
-            values
+        // Alone and together against the speed with the whole cache. The runs hold other shares of the phases, but no co-runner
+        // makes lines stay for longer.
+        let slowdown_of = |draw: usize, state: usize| match alone[index].get(draw) {
+            Some(alone) => {
+                let together = &runs[draw][state][index];
+                ((1.0 + together[0]) / (1.0 + alone[state][0]) - 1.0).max(0.0)
+            }
+            None => runs[draw][state][index][0],
         };
-        let slowdowns = metric_column(0);
-        let references = median_of_draws(&metric_column(2));
-        let mpki = 1000.0 * median_of_draws(&metric_column(1));
+        // What neighbors do changes within a run, so that a run takes the mean of the times in their states.
+        let mean_slowdown = |draw: usize| match alone[index].get(draw) {
+            Some(alone) if states.len() > 1 => {
+                let relative = |run: &RunRates| 1.0 + run[0];
+                let together: f64 = runs[draw].iter().map(|run| relative(&run[index])).sum();
+                (together / alone.iter().map(relative).sum::<f64>() - 1.0).max(0.0)
+            }
+            _ => slowdown_of(draw, middle_state),
+        };
+        let mut slowdowns: Vec<f64> = (0..draw_count)
+            .flat_map(|draw| (0..states.len()).map(move |state| (draw, state)))
+            .map(|(draw, state)| slowdown_of(draw, state))
+            .collect();
+        slowdowns.sort_by(f64::total_cmp);
+        let mean_slowdowns: Vec<f64> = (0..draw_count).map(mean_slowdown).collect();
+        let metric_median = |metric: usize| {
+            let of_draws = runs
+                .iter()
+                .map(|states| states[middle_state][index][metric]);
+            median_of_draws(&of_draws.collect::<Vec<_>>())
+        };
+        let middle = &runs[middle_draw][middle_state][index];
+        // Alone, the program has the speed of its profile, however much space it needs.
+        let slowdown_change = |run: &[RunRates]| {
+            (1.0 + slowdown_of(middle_draw, middle_state)) * (middle[3] / run[index][3] - 1.0)
+        };
+        let cycles_per_instr: Vec<f64> = runs
+            .iter()
+            .map(|states| mean_cycles_per_instr(states.iter().map(|run| &run[index])))
+            .collect();
+        let mpki = 1000.0 * metric_median(1);
         MemberForecast {
             slowdown: with_model_error(
+                median_of_draws(&mean_slowdowns),
                 &slowdowns,
-                [&spacious_run, &crowded_run].map(|run| slowdown_change(index, run)),
+                [&spacious_run, &crowded_run].map(|run| slowdown_change(run)),
                 programs[index].sampling_error_share,
             ),
             mpki,
-            miss_ratio: MissRatio::from_counts(mpki / 1000.0, references),
-            instr_per_cycle: median_of_draws(&metric_column(3)),
+            miss_ratio: MissRatio::from_counts(mpki / 1000.0, metric_median(2)),
+            instr_per_cycle: 1.0 / median_of_draws(&cycles_per_instr),
         }
     };
     Ok((0..programs.len()).map(forecast_member).collect())
@@ -188,15 +266,44 @@ pub fn place_programs(
 }
 
 /// Forecasts each program beside each other program and, on the diagonal, beside a copy of itself.
+///
+/// # Errors
+/// The machine has no data cache.
 pub fn forecast_pairs(
     machine: &MachineSpec,
     programs: &[&TimedProgram],
 ) -> ForecastResult<Vec<Vec<Estimate>>> {
+    let machine = machine_with_cores(machine, 2);
+    let cpus = [0, machine.contexts_per_core];
+    let states = neighbor_states(&machine);
+    let draw_count = draw_count_of(programs);
+    // Alone, each is solved once, and not once for each pair.
+    let alone: Vec<[AloneRuns; 2]> = programs
+        .iter()
+        .map(|program| {
+            let runs_at = |index: usize| {
+                let draws: Vec<usize> = (0..draw_count)
+                    .map(|draw| draw_of_member(draw, index))
+                    .collect();
+                alone_runs(&states, program, cpus[index], &draws)
+            };
+            let first = runs_at(0)?;
+            let has_one_draw = program.timed_draws.len() == 1;
+            let second = if has_one_draw {
+                first.clone()
+            } else {
+                runs_at(1)?
+            };
+            Ok([first, second])
+        })
+        .collect::<ForecastResult<_>>()?;
     let program_count = programs.len();
     let mut rows = vec![vec![Estimate::exact(0.0); program_count]; program_count];
     for i in 0..program_count {
         for j in i..program_count {
-            let pair_forecasts = forecast_together(machine, &[programs[i], programs[j]])?;
+            let pair = [programs[i], programs[j]];
+            let own = [&alone[i][0], &alone[j][1]];
+            let pair_forecasts = forecast_beside(&machine, &states, &pair, &cpus, &own)?;
             rows[i][j] = pair_forecasts[0].slowdown;
             if i != j {
                 rows[j][i] = pair_forecasts[1].slowdown;
@@ -222,18 +329,18 @@ fn median_of_draws(draws: &[f64]) -> f64 {
 
 /// Adds the model's own error to a slowdown from the interval machine.
 pub fn slowdown_with_error(slowdown: f64) -> Estimate {
-    with_model_error(&[slowdown], [0.0; 2], 0.0)
+    with_model_error(slowdown, &[slowdown], [0.0; 2], 0.0)
 }
 
-/// Returns the median of the draws, and the bounds of their middle 90 %. The bounds are widened by the model's error, and
+/// Returns the value with the bounds of the middle 90 % of the draws. The bounds are widened by the model's error, and
 /// by the changes of the slowdown with one deviation more and less space. The error that sampling leaves is one of the
 /// program's cycles.
 fn with_model_error(
+    value: f64,
     sorted: &[f64],
     space_changes: [f64; 2],
     sampling_error_share: f64,
 ) -> Estimate {
-    let value = median_of_draws(sorted);
     let error_share = libm::hypot(ERROR_DEVIATION_SHARE, sampling_error_share);
     let error = NINETY_PERCENT_HALF_WIDTH
         * libm::hypot(ERROR_DEVIATION_POINTS, error_share * value.max(0.0));
@@ -246,7 +353,10 @@ fn with_model_error(
         });
     // Independent errors add in squares.
     let total_half_width = |draws: f64, space: f64| {
-        libm::hypot(libm::hypot(draws, NINETY_PERCENT_HALF_WIDTH * space), error)
+        libm::hypot(
+            libm::hypot(draws.max(0.0), NINETY_PERCENT_HALF_WIDTH * space),
+            error,
+        )
     };
     let low_end = value - total_half_width(value - lower_draw, space_fall);
     Estimate {
@@ -280,36 +390,46 @@ fn share_last_level(machine: &mut MachineSpec, cores: u32) {
         .for_each(|cache| cache.shared_by_cores = cores);
 }
 
-/// Returns the rates of each program, for one draw.
+fn is_pooled(machine: &MachineSpec) -> bool {
+    let cache = machine.last_level_cache();
+    cache.is_some_and(|cache| cache.pool_bytes.is_some())
+}
+
+/// Returns the machine with less, the stated and more traffic of the neighbors, or alone if that is steady.
+fn neighbor_states(machine: &MachineSpec) -> Vec<MachineSpec> {
+    let cache = machine.last_level_cache();
+    let Some((level, spread)) = cache.and_then(|cache| Some((cache.level, cache.neighbor_spread?)))
+    else {
+        return vec![machine.clone()];
+    };
+    let with_factor = |factor: f64| {
+        let mut state = machine.clone();
+        for cache in state.caches.iter_mut().filter(|cache| cache.level == level) {
+            let rate = cache.neighbor_bytes_per_cycle.map(|rate| factor * rate);
+            cache.neighbor_bytes_per_cycle = rate;
+        }
+        state
+    };
+    [1.0 / spread, 1.0, spread].map(with_factor).to_vec()
+}
+
+/// Returns the rates of a program alone, by state of the neighbors.
 ///
 /// Where other systems fill the cache, a program alone does not find the whole of it either, so that its slowdown is against
 /// a run of its own.
-fn solve_draw(
-    machine: &MachineSpec,
-    programs: &[&TimedProgram],
-    cpus: &[u32],
-    draw_index: usize,
+fn solve_alone(
+    states: &[MachineSpec],
+    program: &TimedProgram,
+    cpu: u32,
+    draw: usize,
 ) -> ForecastResult<Vec<RunRates>> {
-    let mut rates = solve_with_cache(machine, programs, cpus, draw_index, 1.0)?;
-    let is_pooled = machine
-        .last_level_cache()
-        .is_some_and(|cache| cache.pool_bytes.is_some());
-    if !is_pooled {
-        return Ok(rates);
-    }
-    if programs.len() == 1 {
-        rates[0][0] = 0.0;
-        return Ok(rates);
-    }
-    for (index, program) in programs.iter().enumerate() {
-        let own_draw = draw_of_member(draw_index, index);
-        let alone = solve_with_cache(machine, &[program], &cpus[index..=index], own_draw, 1.0)?;
-        // Both against the speed with the whole cache. The runs hold other shares of the phases, but no co-runner makes lines stay
-        // for longer.
-        let slowdown = (1.0 + rates[index][0]) / (1.0 + alone[0][0]) - 1.0;
-        rates[index][0] = slowdown.max(0.0);
-    }
-    Ok(rates)
+    let solve = |state| Ok(solve_with_cache(state, &[program], &[cpu], draw, 1.0)?[0]);
+    states.iter().map(solve).collect()
+}
+
+fn mean_cycles_per_instr<'a>(runs: impl ExactSizeIterator<Item = &'a RunRates>) -> f64 {
+    let count = runs.len() as f64;
+    runs.map(|run| 1.0 / run[3]).sum::<f64>() / count
 }
 
 /// Each program of a group takes a different draw, so that the combinations vary.
@@ -603,6 +723,56 @@ mod tests {
         assert!(slowdown.value < 0.02 && slowdown.high > 0.1, "{slowdown:?}");
     }
 
+    /// Where neighbors' traffic varies, is a loss between those in its extremes, does the interval hold these, and does each member of
+    /// a pair get the same in a matrix of pairs as in a group?
+    #[test]
+    fn a_forecast_is_a_mean_over_what_neighbors_do() {
+        let mut machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        machine.memory.bytes_per_cycle = 1e3;
+        let large = steady_program(reusing_job("large", &machine, 0.8, 0.02));
+        let stream = steady_program(streaming_job(&machine, 0.02));
+        let mut with_neighbors = |bytes_per_cycle: f64, spread: Option<f64>| {
+            let level = machine.last_level_cache().map(|cache| cache.level);
+            for cache in &mut machine.caches {
+                if Some(cache.level) == level {
+                    cache.pool_bytes = Some(cache.size_bytes);
+                    cache.neighbor_bytes_per_cycle = Some(bytes_per_cycle);
+                    cache.neighbor_spread = spread;
+                }
+            }
+            machine.clone()
+        };
+        let loss_on = |machine: &MachineSpec| {
+            forecast_together(machine, &[&large, &stream]).unwrap()[0].slowdown
+        };
+        let (few, middle, many) = (0.05, 0.2, 0.8);
+        let extremes = [few, middle, many].map(|rate| loss_on(&with_neighbors(rate, None)).value);
+        let varying = with_neighbors(middle, Some(4.0));
+        let mean = loss_on(&varying);
+        let (least, most) = extremes
+            .iter()
+            .fold((f64::INFINITY, 0.0f64), |(least, most), &loss| {
+                (least.min(loss), most.max(loss))
+            });
+        assert!(most > least + 0.05, "{extremes:?}");
+        assert!(
+            least < mean.value && mean.value < most,
+            "{mean:?} {extremes:?}"
+        );
+        assert!(
+            mean.low <= least + 1e-9 && mean.high >= most,
+            "{mean:?} {extremes:?}"
+        );
+        let pairs = forecast_pairs(&varying, &[&large, &stream]).unwrap();
+        assert_eq!(pairs[0][1], mean);
+        let alone =
+            |machine: &MachineSpec| forecast_alone(machine, &large).unwrap().cycles_per_instr;
+        let fast = alone(&with_neighbors(few, None));
+        let slow = alone(&with_neighbors(many, None));
+        let mixed = alone(&varying);
+        assert!(fast < mixed && mixed < slow, "{fast} {mixed} {slow}");
+    }
+
     /// Does the interval of a forecast span the draws of an uncertain timing?
     #[test]
     fn uncertain_timing_widens_the_interval() {
@@ -610,13 +780,10 @@ mod tests {
         let draws: Vec<f64> = (0..15)
             .map(|index| 0.05 + 0.04 * f64::from(index))
             .collect();
-        let uncertain = with_model_error(&draws, [0.0; 2], 0.0);
-        assert!(
-            (uncertain.value - 0.33).abs() < 1e-9 && uncertain.low < 0.1 && uncertain.high > 0.6,
-            "{uncertain:?}"
-        );
+        let uncertain = with_model_error(draws[7], &draws, [0.0; 2], 0.0);
+        assert!(uncertain.low < 0.1 && uncertain.high > 0.6, "{uncertain:?}");
         assert!((certain.high - certain.low) < (uncertain.high - uncertain.low));
-        let at_a_cliff = with_model_error(&[0.2], [0.0, 2.8], 0.0);
+        let at_a_cliff = with_model_error(0.2, &[0.2], [0.0, 2.8], 0.0);
         assert!(
             at_a_cliff.high > 3.0 && at_a_cliff.low == certain.low,
             "{at_a_cliff:?}"

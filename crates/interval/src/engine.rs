@@ -63,6 +63,8 @@ const FIRST_STEP_OF_NEWCOMER: f64 = 1.0 / 32.0;
 const MIN_REPORTED_LOAD_CHANGE: f32 = 0.003;
 const MAX_STEP_NS: f64 = 1e9;
 const MIN_STEP_CYCLES: f64 = 1_000.0;
+/// Shortest step as a share of the time in which neighbors fill a cache: what a program holds does not follow them faster.
+const MIN_STEP_LIFETIMES: f64 = 0.01;
 
 /// All work of a task since its arrival.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -134,6 +136,7 @@ pub struct IntervalEngine {
     divisible_lines: f32,
     /// Cycles per second of every core.
     pub hertz: f64,
+    min_step_cycles: f64,
     curves: PhaseCurves,
     line_bytes: f64,
     programs: Vec<CompiledProgram>,
@@ -220,6 +223,11 @@ impl IntervalEngine {
         };
         Some(IntervalEngine {
             hertz,
+            min_step_cycles: MIN_STEP_CYCLES.max(if neighbor_bytes_per_cycle > 0.0 {
+                MIN_STEP_LIFETIMES * capacity * line_bytes / neighbor_bytes_per_cycle
+            } else {
+                0.0
+            }),
             divisible_lines: (last_level.size_bytes as f64 / line_bytes) as f32,
             curves: PhaseCurves::new(capacity)
                 .with_private_bytes(spec.private_bytes() as f64)

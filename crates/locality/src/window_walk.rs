@@ -211,7 +211,17 @@ impl WalkMachine {
     /// Returns the instructions per cycle between two misses.
     fn instr_per_cycle(&self, core: Option<&InstructionTiming>) -> f64 {
         let timed_cycles = self.refill_cycles().and_then(|refill_cycles| {
-            core?.cycles_per_instr(self.issue_width, self.window_instr, refill_cycles)
+            // Code comes from the second level, as if a hit in the first took no longer than that of data.
+            let fetch_cycles = match &self.levels[..] {
+                [first, second, ..] => second.latency_cycles - first.latency_cycles,
+                _ => self.memory_latency_cycles,
+            };
+            core?.cycles_per_instr(
+                self.issue_width,
+                self.window_instr,
+                refill_cycles,
+                fetch_cycles.max(0.0),
+            )
         });
         timed_cycles.map_or(self.issue_width, |cycles| 1.0 / cycles)
     }

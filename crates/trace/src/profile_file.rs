@@ -591,6 +591,7 @@ mod tests {
                     instructions: 3072,
                     cycles: [5, 4, 3, 2, 1],
                     mispredicted: 7,
+                    unfetched: Some(u64::MAX),
                 }),
                 distances: vec![(0, 2), (7, u64::MAX)],
                 parts: vec![vec![

@@ -73,8 +73,8 @@ impl IntervalEngine {
                     FIRST_STEP
                 };
         }
-        self.step_length[model_index] =
-            self.step_length[model_index].clamp(MIN_STEP_CYCLES, max_step_cycles);
+        self.step_length[model_index] = self.step_length[model_index]
+            .clamp(self.min_step_cycles.min(max_step_cycles), max_step_cycles);
         self.next_step_at[model_index] = self.now + self.step_length[model_index];
         self.step_count += 1;
     }

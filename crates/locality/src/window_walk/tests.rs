@@ -143,6 +143,7 @@ fn instructions_between_misses_take_the_time_of_their_chains() {
             instructions: 1000,
             cycles: [1500; cachemate_core::CORE_WINDOWS.len()],
             mispredicted: 50,
+            unfetched: Some(0),
         }),
         parts: vec![vec![hit; 1000]],
         ..StreamPhase::default()

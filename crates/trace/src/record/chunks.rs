@@ -9,8 +9,8 @@ use cachemate_core::{BranchLoads, CoreSamples, CoreStretch, InstructionTiming};
 use crate::cmt::{u32_at, u64_at};
 use crate::{AccessRecord, FilePosition, ProcessTotals, ThreadTotals, TraceError, TraceTotals};
 
-const CHUNK_MAGIC: u32 = 0x334b_4d43;
-pub(super) const HEADER_BYTES: usize = 72;
+const CHUNK_MAGIC: u32 = 0x344b_4d43;
+pub(super) const HEADER_BYTES: usize = 80;
 const MAX_PAYLOAD_BYTES: usize = 4096 - HEADER_BYTES;
 /// Bytes of a record: two numbers, the dependence and the site.
 const MIN_RECORD_BYTES: usize = 2 + 1 + 2;
@@ -109,7 +109,7 @@ impl ChunkDecoder {
         if u32_at(bytes, 0) != CHUNK_MAGIC {
             return self.chunk_error(
                 format!("'{}'", bytes[..4].escape_ascii()),
-                "'CMK3', a chunk",
+                "'CMK4', a chunk",
             );
         }
         let head = ChunkHeader {
@@ -125,6 +125,7 @@ impl ChunkDecoder {
                 instructions: u64::from(u32_at(bytes, 44)),
                 cycles: std::array::from_fn(|window| u64::from(u32_at(bytes, 48 + 4 * window))),
                 mispredicted: u64::from(u32_at(bytes, 68)),
+                unfetched: Some(u64::from(u32_at(bytes, 72))),
             },
         };
         if head.payload_bytes > MAX_PAYLOAD_BYTES
@@ -389,8 +390,8 @@ mod tests {
     use super::*;
 
     const OS_THREAD: u32 = 4711;
-    /// Instructions, cycles by window, and mispredicted branches of each chunk.
-    const CORE_WORDS: [u32; 7] = [3072, 900, 800, 700, 600, 500, 9];
+    /// Instructions, cycles by window, mispredicted branches and misses of code of each chunk, and what fills the header.
+    const CORE_WORDS: [u32; 9] = [3072, 900, 800, 700, 600, 500, 9, 4, 0];
 
     fn chunk_bytes(pid: u32, thread: u32, records: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -475,6 +476,7 @@ mod tests {
             instructions: 3072,
             cycles: [900, 800, 700, 600, 500],
             mispredicted: 9,
+            unfetched: Some(4),
         };
         let ends = [2, 3, 3];
         assert_eq!(
@@ -506,6 +508,7 @@ mod tests {
                 instructions: 3072,
                 cycles: [5 * chunk; 5],
                 mispredicted: chunk,
+                unfetched: Some(2 * chunk),
             });
         }
         let stretches = decoder.totals().core.stretches;
@@ -521,8 +524,13 @@ mod tests {
             .for_each(|stretch| sum.add(&stretch.timing));
         let all = 1000 * 1001 / 2;
         assert_eq!(
-            (sum.instructions, sum.cycles, sum.mispredicted),
-            (3_072_000, [5 * all; 5], all)
+            (
+                sum.instructions,
+                sum.cycles,
+                sum.mispredicted,
+                sum.unfetched
+            ),
+            (3_072_000, [5 * all; 5], all, Some(2 * all))
         );
     }
 

@@ -338,11 +338,14 @@ fn an_address_names_the_load_from_which_it_was_computed() {
 }
 
 /// Loops of which the cycles and the mispredicted branches follow from their code: six dependent multiplications, twice three
-/// that do not wait for each other, a counter in memory, and a branch on a bit of a generator or on every second step.
+/// that do not wait for each other, a counter in memory, functions of a line each, called at random out of 64 or 4,096, and a branch
+/// on a bit of a generator or on every second step.
 const CORE_SOURCE: &str = r#"
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+extern char functions[];
+__asm__(".text\n.p2align 6\nfunctions:\n.rept 4096\nmovl $1,%eax\nret\n.p2align 6\n.endr\n");
 int main(int count, char **words) {
     const char *kind = words[1];
     uint64_t n = 20000000, a = 3, b = 5;
@@ -354,6 +357,13 @@ int main(int count, char **words) {
         for (uint64_t i = 0; i < n; i++)
             __asm__ volatile("imul %0,%0\n imul %1,%1\n imul %0,%0\n imul %1,%1\n imul %0,%0\n imul %1,%1"
                              : "+r"(a), "+r"(b));
+    else if (!strcmp(kind, "little-code") || !strcmp(kind, "much-code")) {
+        uint64_t mask = strcmp(kind, "much-code") ? 63 : 4095;
+        for (uint64_t i = 0; i < n / 5; i++) {
+            a = a * 6364136223846793005u + 1442695040888963407u;
+            b += ((int (*)(void))(functions + 64 * ((a >> 40) & mask)))();
+        }
+    }
     else if (!strcmp(kind, "memory"))
         for (uint64_t i = 0; i < n; i++)
             taken++;
@@ -448,6 +458,21 @@ fn instructions_take_the_cycles_of_their_chains_and_branches() {
     let timing = timing_of("memory");
     let cycles_per_instr = timing.cycles[4] as f64 / timing.instructions as f64;
     assert!((1.0..2.5).contains(&cycles_per_instr), "{timing:?}");
+
+    // A call in 10 to 16 instructions finds one in eight of 4,096 lines in a cache of 512, or each of 64.
+    let unfetched_per_kilo = |kind: &str| {
+        let timing = timing_of(kind);
+        let unfetched = timing.unfetched.expect("this recorder counts them");
+        1000.0 * unfetched as f64 / timing.instructions as f64
+    };
+    let (much, little) = (
+        unfetched_per_kilo("much-code"),
+        unfetched_per_kilo("little-code"),
+    );
+    assert!(
+        (50.0..95.0).contains(&much) && little < 1.0,
+        "{much} {little}"
+    );
 
     let random = timing_of("random");
     let alternating = timing_of("alternating");

@@ -115,17 +115,17 @@ fn fit_at(
     })
 }
 
-/// Returns the time after which this share of some lines is lost, from the shares lost after pauses in ms, on a logarithmic
+/// Returns the time after which this share of some lines is lost, from the shares lost after pauses in µs, on a logarithmic
 /// scale; `None` if less is lost after the longest pause. What was lost once does not come back, so that a large share after a
 /// pause that is shorter than one with a small share was another disturbance.
 pub fn lifetime_ns(
-    pauses_ms: &[u64],
+    pauses_us: &[u64],
     lost_shares: &[Estimate],
     lost_share: f64,
 ) -> Option<Estimate> {
     let crossing_of = |share_of: fn(&Estimate) -> f64| {
         let shares: Vec<f64> = lost_shares.iter().map(share_of).collect();
-        let pause_ns = |index: usize| pauses_ms[index] as f64 * 1e6;
+        let pause_ns = |index: usize| pauses_us[index] as f64 * 1e3;
         let Some(before) = shares.iter().rposition(|share| *share < lost_share) else {
             return Some(pause_ns(0));
         };
@@ -137,13 +137,29 @@ pub fn lifetime_ns(
         Some(pause_ns(before) * (pause_ns(after) / pause_ns(before)).powf(position))
     };
     let value = crossing_of(|share| share.value)?;
-    let longest_ns = *pauses_ms.last()? as f64 * 1e6;
+    let longest_ns = *pauses_us.last()? as f64 * 1e3;
     Some(Estimate {
         value,
         low: crossing_of(|share| share.high).unwrap_or(value).min(value),
         high: crossing_of(|share| share.low)
             .unwrap_or(longest_ns)
             .max(value),
+    })
+}
+
+/// Returns the number of instructions between two misses up to which they overlap, from the time for both (instructions from one to the
+/// next, time), ascending: the time rises from that of one miss to that of two. `None` if it rises nowhere.
+pub fn window_instr(points: &[(f64, f64)]) -> Option<Estimate> {
+    const RISE: f64 = 1.4;
+    let (_, overlapped_ns) = points.first()?;
+    let above = 1 + points
+        .iter()
+        .rposition(|(_, ns)| *ns < RISE * overlapped_ns)?;
+    let (low, high) = (points[above - 1].0, points.get(above)?.0);
+    Some(Estimate {
+        value: 0.5 * (low + high),
+        low,
+        high,
     })
 }
 
@@ -158,18 +174,51 @@ pub struct WalkBesideCoRunner {
     pub miss_share: f64,
     /// Loads of the walk per ns.
     pub walk_rate: f64,
-    /// Lines of the co-runner per ns.
-    pub co_runner_rate: f64,
 }
 
-/// Returns the share of a co-runner's lines that a cache inserts as LRU inserts all: 1 for LRU, near 0 if the co-runner only
-/// replaces itself or lines of other guests. Under LRU, the cache holds what was touched in a window: of the walk, each line with probability `1 -
-/// exp(-rate x window / lines)`, which is the share of hits, and of the co-runner every line of the window.
-pub fn co_runner_insertion(walk: &WalkBesideCoRunner) -> f64 {
-    let miss_share = walk.miss_share.clamp(0.002, 0.999);
+/// Misses of a walk below and above which their share says nothing.
+const LEAST_MISS_SHARE: f64 = 0.002;
+const MOST_MISS_SHARE: f64 = 0.999;
+
+/// Returns the lines per ns, inserted as LRU inserts all, that compete with a walk: 0 if it hardly misses. Under LRU, the cache holds what
+/// was touched in a window: of the walk, each line with probability `1 - exp(-rate x window / lines)`, which is the share of hits,
+/// and of the others every line of the window. The difference that a stream makes, over its lines, is 1 for LRU, and near 0 if the
+/// stream only replaces itself or lines of other guests.
+pub fn co_runner_lines_per_ns(walk: &WalkBesideCoRunner) -> f64 {
+    if walk.miss_share <= LEAST_MISS_SHARE {
+        return 0.0;
+    }
+    let miss_share = walk.miss_share.min(MOST_MISS_SHARE);
     let window_ns = -miss_share.ln() * walk.walk_lines / walk.walk_rate;
-    let held_by_other = walk.cache_lines - walk.walk_lines * (1.0 - miss_share);
-    (held_by_other / (walk.co_runner_rate * window_ns)).clamp(0.0, 1.0)
+    let held_by_others = walk.cache_lines - walk.walk_lines * (1.0 - miss_share);
+    held_by_others.max(0.0) / window_ns
+}
+
+/// Returns the size of the cache in which a program's lines compete with those of others, from the time for a line of a stream over the
+/// same bytes again and again (size, time), ascending; `None` if it always hits. A stream hits as long as its lines and those of
+/// the others during a pass fit: where the time is half-way to that of memory, `size + pass / lifetime x pool = pool`, since the
+/// others alone fill the pool in a lifetime.
+pub fn pool_bytes(points: &[(f64, f64)], memory_line_ns: f64, lifetime_ns: f64) -> Option<f64> {
+    let (_, cached_line_ns) = points.first()?;
+    let middle_ns = 0.5 * (cached_line_ns + memory_line_ns);
+    let above = points
+        .iter()
+        .rposition(|(_, line_ns)| *line_ns < middle_ns)
+        .map_or(0, |below| below + 1);
+    let (larger_bytes, larger_ns) = *points.get(above)?;
+    let size_bytes = match above.checked_sub(1).map(|below| points[below]) {
+        Some((bytes, line_ns)) => {
+            let position = (middle_ns - line_ns) / (larger_ns - line_ns);
+            bytes * (larger_bytes / bytes).powf(position)
+        }
+        None => larger_bytes,
+    };
+    let filled_share = size_bytes / 64.0 * middle_ns / lifetime_ns;
+    Some(if filled_share < 1.0 {
+        size_bytes / (1.0 - filled_share)
+    } else {
+        f64::INFINITY
+    })
 }
 
 #[cfg(test)]
@@ -186,7 +235,7 @@ mod tests {
                 low: value - 0.1,
                 high: value + 0.1,
             });
-            lifetime_ns(&[1, 10, 100], &shares, 0.5)
+            lifetime_ns(&[1000, 10_000, 100_000], &shares, 0.5)
         };
         let middle = found([0.0, 0.25, 0.75]).unwrap();
         assert!(
@@ -274,17 +323,50 @@ mod tests {
                 let surplus = order.len().saturating_sub(cache_lines);
                 order.drain(..surplus);
             }
-            let found = co_runner_insertion(&WalkBesideCoRunner {
+            let competing_lines = co_runner_lines_per_ns(&WalkBesideCoRunner {
                 cache_lines: cache_lines as f64,
                 walk_lines: walk_lines as f64,
                 miss_share: misses / loads,
                 walk_rate: 1.0,
-                co_runner_rate: f64::from(streams_per_walk),
             });
+            let found = competing_lines / f64::from(streams_per_walk);
             assert!(
                 (found - (1.0 - low_share)).abs() < 0.08,
                 "{low_share}: {found}"
             );
         }
+    }
+
+    /// Is the size of a cache recovered in which neighbors fill a line while a stream over the same lines touches two, and does a stream
+    /// that never misses say nothing?
+    #[test]
+    fn a_pool_is_recovered_from_streams_that_come_back() {
+        let (pool_lines, neighbor_lines_per_ns) = (100_000.0, 0.05);
+        let lifetime_ns = pool_lines / neighbor_lines_per_ns;
+        let line_ns = |bytes: f64| {
+            let fits = bytes / 64.0 * (1.0 + neighbor_lines_per_ns * 10.0) < pool_lines;
+            if fits { 8.0 } else { 12.0 }
+        };
+        let sizes = (0..80).map(|step| 1e6 * 1.03f64.powi(step));
+        let points: Vec<(f64, f64)> = sizes.map(|bytes| (bytes, line_ns(bytes))).collect();
+        let found = pool_bytes(&points, 12.0, lifetime_ns).unwrap();
+        assert!((found / 64.0 / pool_lines - 1.0).abs() < 0.05, "{found}");
+        assert_eq!(pool_bytes(&points[..5], 12.0, lifetime_ns), None);
+        assert_eq!(pool_bytes(&[], 12.0, lifetime_ns), None);
+    }
+
+    /// Does a window end between the two numbers of instructions at which two misses take the time of one and of two, although
+    /// one sample was disturbed, and nowhere if they always overlap?
+    #[test]
+    fn a_window_ends_where_two_misses_no_longer_overlap() {
+        let times = |window: f64| {
+            let instr = [8.0, 100.0, 200.0, 300.0, 400.0];
+            instr.map(|count| (count, if count < window { 90.0 } else { 160.0 }))
+        };
+        let mut disturbed = times(250.0);
+        disturbed[1].1 = 150.0;
+        let found = window_instr(&disturbed).unwrap();
+        assert_eq!((found.low, found.value, found.high), (200.0, 250.0, 300.0));
+        assert_eq!(window_instr(&times(1e9)), None);
     }
 }

@@ -18,9 +18,11 @@ const INCREMENT: u64 = 1_442_695_040_888_963_407;
 impl LineBuffer {
     /// Allocates memory in pages as every program gets them, and touches all of it.
     pub fn new(bytes: u64) -> Self {
-        let lines = vec![MemoryLine([0; 8]); (bytes / 64).max(64) as usize];
-        let mut buffer = LineBuffer { lines };
-        buffer.write_all(0, buffer.lines.len());
+        let line_count = (bytes / 64).max(64) as usize / STREAMS * STREAMS;
+        let mut buffer = LineBuffer {
+            lines: vec![MemoryLine([0; 8]); line_count],
+        };
+        buffer.write_all(0, line_count);
         buffer
     }
 
@@ -47,6 +49,23 @@ impl LineBuffer {
         black_box(states);
     }
 
+    /// Walks as [`Self::walk`] in two chains, with `2 * PAIRS` other instructions behind each load, so that the two loads overlap if the
+    /// core's window has room for what lies between them (Wong, Measuring reorder buffer capacity, 2013).
+    pub fn spaced_walk<const PAIRS: usize>(&self, bytes: u64, steps: u64, seed: u64) {
+        let line_count = (bytes / 64).clamp(1, self.lines.len() as u64) as usize;
+        let lines = &self.lines[..line_count];
+        let mut states = [seed + 1, seed + 2].map(|state| state.wrapping_mul(MULTIPLIER));
+        for _ in 0..steps {
+            for state in &mut states {
+                let next = state.wrapping_mul(MULTIPLIER).wrapping_add(INCREMENT);
+                let index = ((next >> 32) * lines.len() as u64) >> 32;
+                *state = next.wrapping_add(lines[index as usize].0[0]);
+                pass_instructions::<PAIRS>();
+            }
+        }
+        black_box(states);
+    }
+
     /// Loads lines a constant number apart, each address dependent on the load before it.
     pub fn stride(&self, stride_lines: usize, start: usize, steps: u64) -> usize {
         let mut index = start % self.lines.len();
@@ -59,52 +78,114 @@ impl LineBuffer {
         index
     }
 
-    /// Reads lines in order, from `start` on, and returns the next one to read.
-    fn read(&self, start: usize, line_count: usize) -> usize {
-        let end = (start + line_count).min(self.lines.len());
+    /// Reads this many of the first lines of the buffer in [`STREAMS`] streams, each through its own part of them. Begins with
+    /// line `start` of each part, and again at their ends; returns the next line to read.
+    pub fn read_all(&self, bytes: u64, start: usize, line_count: usize) -> usize {
+        let part_lines = (bytes as usize / 64).clamp(STREAMS, self.lines.len()) / STREAMS;
         let mut sums = [0u64; 8];
-        for line in &self.lines[start..end] {
-            for (sum, word) in sums.iter_mut().zip(line.0) {
-                *sum = sum.wrapping_add(word);
+        let next = for_each_stretch(part_lines, start, line_count / STREAMS, |lines| {
+            let parts: [&[MemoryLine]; STREAMS] =
+                std::array::from_fn(|part| &self.lines[part * part_lines..][lines.clone()]);
+            for index in 0..lines.len() {
+                for part in parts {
+                    for (sum, word) in sums.iter_mut().zip(part[index].0) {
+                        *sum = sum.wrapping_add(word);
+                    }
+                }
             }
-        }
+        });
         black_box(sums);
-        if end == self.lines.len() { 0 } else { end }
-    }
-
-    /// Reads this many lines in order, beginning again at the end, and returns the next one to read.
-    pub fn read_all(&self, start: usize, line_count: usize) -> usize {
-        let (mut next, mut left) = (start, line_count);
-        while left > 0 {
-            let count = left.min(self.lines.len() - next);
-            next = self.read(next, count);
-            left -= count;
-        }
         next
     }
 
-    /// Does the same as [`LineBuffer::read_all`] with writes.
+    /// Writes zeros to this many lines of the whole buffer in the same way.
     pub fn write_all(&mut self, start: usize, line_count: usize) -> usize {
-        let (mut next, mut left) = (start, line_count);
-        while left > 0 {
-            let count = left.min(self.lines.len() - next);
-            next = self.write(next, count);
-            left -= count;
-        }
-        next
-    }
-
-    /// Writes zeros to lines in order, from `start` on, and returns the next one to write.
-    fn write(&mut self, start: usize, line_count: usize) -> usize {
-        let end = (start + line_count).min(self.lines.len());
+        let part_lines = self.lines.len() / STREAMS;
         let zero = black_box(0u64);
-        for line in &mut self.lines[start..end] {
-            line.0 = [zero; 8];
-        }
+        let next = for_each_stretch(part_lines, start, line_count / STREAMS, |lines| {
+            for index in lines {
+                for part in 0..STREAMS {
+                    self.lines[part * part_lines + index].0 = [zero; 8];
+                }
+            }
+        });
         black_box(&mut self.lines);
-        if end == self.lines.len() { 0 } else { end }
+        next
     }
 }
+
+/// Streams at once in loops that measure a bandwidth, as many as in STREAM's triad and one more: prefetchers begin anew with each
+/// page, so that one stream alone waits at each beginning.
+const STREAMS: usize = 4;
+
+/// Calls `process` for `count` lines of a part in order, from `start` on and from its beginning after its end; returns the next
+/// line.
+fn for_each_stretch(
+    part_lines: usize,
+    start: usize,
+    count: usize,
+    mut process: impl FnMut(std::ops::Range<usize>),
+) -> usize {
+    let (mut next, mut left) = (start % part_lines, count);
+    while left > 0 {
+        let end = (next + left).min(part_lines);
+        process(next..end);
+        left -= end - next;
+        next = if end == part_lines { 0 } else { end };
+    }
+    next
+}
+
+/// Instructions of a step of [`LineBuffer::spaced_walk`] besides those that `PAIRS` counts.
+pub const SPACED_STEP_INSTR: f64 = 8.0;
+
+/// Executes pairs of instructions that wait for no load: an addition, which takes a register, and one that does nothing.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn pass_instructions<const PAIRS: usize>() {
+    // SAFETY: writes one register, which is declared, and the flags.
+    unsafe {
+        std::arch::asm!(
+            ".rept {pairs}", "add {sum:e}, 1", "nop", ".endr",
+            pairs = const PAIRS, sum = inout(reg) 0u64 => _, options(nomem, nostack)
+        );
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn pass_instructions<const PAIRS: usize>() {}
+
+/// Executes this many blocks of [`MIX_INSTR`] instructions of the kinds of compiled code, all in the first cache and with few
+/// dependences: a quarter loads, a tenth stores, a tenth branches that are never taken, each with a comparison.
+#[cfg(target_arch = "x86_64")]
+pub fn instruction_mix(steps: u64) {
+    let mut words = MemoryLine([1; 8]);
+    let place = words.0.as_mut_ptr();
+    for _ in 0..steps {
+        // SAFETY: reads and writes `words`, and writes declared registers and the flags.
+        unsafe {
+            std::arch::asm!(
+                ".rept 10",
+                "mov {a:e}, [{p}]", "add {c:e}, 1", "add {d:e}, {a:e}", "lea {e:e}, [{c:e} + 3]",
+                "mov {b:e}, [{p} + 8]", "xor {f:e}, {b:e}", "test {c:e}, {c:e}", "jc 2f",
+                "mov [{p} + 16], {e:e}", "mov {a:e}, [{p} + 24]", "add {d:e}, 1", "shl {a:e}, 1",
+                "mov {b:e}, [{p} + 32]", "sub {e:e}, {b:e}", "add {f:e}, 7", "test {a:e}, {a:e}",
+                "jc 2f", "mov {a:e}, [{p} + 40]", "and {a:e}, 15", "mov [{p} + 48], {a:e}",
+                ".endr", "2:",
+                p = in(reg) place, a = out(reg) _, b = out(reg) _,
+                c = inout(reg) 1u64 => _, d = inout(reg) 1u64 => _, e = out(reg) _, f = inout(reg) 1u64 => _,
+                options(nostack)
+            );
+        }
+    }
+    black_box(&mut words);
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub fn instruction_mix(_: u64) {}
+
+/// Instructions of a step of [`instruction_mix`].
+pub const MIX_INSTR: f64 = 200.0;
 
 /// Makes this many draws, and branches on a bit of each: at random with the highest bit, which the branch predictor gets
 /// wrong every second time, and never with `bit` 0. The draws do not wait for the branches.

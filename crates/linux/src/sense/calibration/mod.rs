@@ -25,8 +25,11 @@ use std::time::{Duration, Instant};
 use cachemate_core::{Cache, CacheLevel, CpuId, Estimate, Topology, quantile};
 use serde::{Deserialize, Serialize};
 
-use self::analysis::{LatencyFit, WalkBesideCoRunner, co_runner_insertion, fit_latencies};
-use self::kernels::{LineBuffer, MULTIPLICATION_CYCLES, branch, multiply};
+use self::analysis::{LatencyFit, WalkBesideCoRunner, co_runner_lines_per_ns, fit_latencies};
+use self::kernels::{
+    LineBuffer, MIX_INSTR, MULTIPLICATION_CYCLES, SPACED_STEP_INSTR, branch, instruction_mix,
+    multiply,
+};
 use super::probes::pinned::{PinnedThread, thread_time_ns};
 
 mod analysis;
@@ -48,6 +51,12 @@ pub struct HostCalibration {
     pub calmness: Calmness,
     /// Clock of a busy core; `None` where no loop of known length exists.
     pub clock_hertz: Option<Estimate>,
+    /// Instructions per cycle of a mix as in compiled code, all in the first cache and with few dependences; `None` where no such loop
+    /// exists. Other threads of the core take their part.
+    pub instr_per_cycle: Option<Estimate>,
+    /// Instructions among which two misses overlap; `None` where no such loop exists. Some cores give half of it to each of two
+    /// threads.
+    pub window_instr: Option<Estimate>,
     /// Time from a mispredicted branch to the first instruction of the right path.
     pub mispredict_ns: Estimate,
     /// Latencies of the private caches.
@@ -58,6 +67,9 @@ pub struct HostCalibration {
     pub shared_level: CacheLevel,
     /// Part of the shared cache that this system owns.
     pub shared_bytes: Option<Estimate>,
+    /// Part of it in which lines of this system compete with those of others, because streams over more miss however fast they
+    /// are; `None` if no stream over less than the whole cache misses.
+    pub shared_pool_bytes: Option<Estimate>,
     /// Latency of a hit in the shared cache.
     pub shared_ns: Option<Estimate>,
     /// Latency of memory.
@@ -159,6 +171,8 @@ pub enum CalibrationError {
 const ROUNDS: usize = 30;
 /// Sizes of walks, by factors of this.
 const SIZE_RATIO: f64 = 1.25;
+/// Rounds of spaced walks.
+const SPACED_ROUNDS: usize = 9;
 /// Rounds beside a stream.
 const STREAM_ROUNDS: usize = 15;
 /// Parts of the samples of which each is fitted by itself, for the range of what a fit gives.
@@ -196,10 +210,16 @@ enum TimedLoop {
     Branch { is_random: bool },
     /// Steps of independent random walks over the first bytes of the buffer; `walks` is an index of [`PARALLEL_WALKS`].
     Walk { bytes: u64, walks: usize },
+    /// Steps of two walks over the first bytes of the buffer; `spacing` is an index of [`SPACED_WALKS`].
+    SpacedWalk { bytes: u64, spacing: usize },
+    /// Blocks of instructions that wait for nothing.
+    InstructionMix,
     /// Dependent loads that many lines apart.
     Stride { lines: u32 },
     /// Lines read in order.
     Read,
+    /// Lines of the first bytes of the buffer read in order, again and again.
+    Reread { bytes: u64 },
     /// Lines written in order.
     Write,
 }
@@ -218,6 +238,24 @@ const PARALLEL_WALKS: [(u32, WalkLoop); 10] = [
     (16, LineBuffer::walk::<16>),
     (20, LineBuffer::walk::<20>),
     (24, LineBuffer::walk::<24>),
+];
+
+/// Numbers of other instructions between the loads of two walks, with their loops.
+const SPACED_WALKS: [(u32, WalkLoop); 14] = [
+    (0, LineBuffer::spaced_walk::<0>),
+    (64, LineBuffer::spaced_walk::<32>),
+    (96, LineBuffer::spaced_walk::<48>),
+    (128, LineBuffer::spaced_walk::<64>),
+    (160, LineBuffer::spaced_walk::<80>),
+    (192, LineBuffer::spaced_walk::<96>),
+    (224, LineBuffer::spaced_walk::<112>),
+    (256, LineBuffer::spaced_walk::<128>),
+    (320, LineBuffer::spaced_walk::<160>),
+    (384, LineBuffer::spaced_walk::<192>),
+    (448, LineBuffer::spaced_walk::<224>),
+    (512, LineBuffer::spaced_walk::<256>),
+    (640, LineBuffer::spaced_walk::<320>),
+    (768, LineBuffer::spaced_walk::<384>),
 ];
 
 /// Runs loops in turns, and keeps the time that each took for a unit.
@@ -258,12 +296,22 @@ impl Sampler {
             TimedLoop::Stride { lines } => {
                 self.next_line = buffer.stride(lines as usize, self.next_line, units);
             }
-            TimedLoop::Read => self.next_line = buffer.read_all(self.next_line, units as usize),
+            TimedLoop::Read => {
+                self.next_line = buffer.read_all(buffer.bytes(), self.next_line, units as usize);
+            }
+            TimedLoop::Reread { bytes } => {
+                buffer.read_all(bytes, 0, units as usize);
+            }
             TimedLoop::Write => self.next_line = buffer.write_all(self.next_line, units as usize),
             TimedLoop::Walk { bytes, walks } => {
                 let (_, walk) = PARALLEL_WALKS[walks];
                 walk(buffer, bytes, units, seed);
             }
+            TimedLoop::SpacedWalk { bytes, spacing } => {
+                let (_, walk) = SPACED_WALKS[spacing];
+                walk(buffer, bytes, units, seed);
+            }
+            TimedLoop::InstructionMix => instruction_mix(units),
         }
     }
 
@@ -299,7 +347,7 @@ impl Sampler {
 
     fn follows_clock(&self, timed_loop: TimedLoop) -> bool {
         match timed_loop {
-            TimedLoop::Branch { .. } => true,
+            TimedLoop::Branch { .. } | TimedLoop::InstructionMix => true,
             TimedLoop::Walk { bytes, .. } => bytes <= self.core_bytes,
             _ => false,
         }
@@ -320,6 +368,9 @@ impl Sampler {
             self.seed += 1;
             self.buffer
                 .walk::<8>(bytes, (bytes / 256).min(60_000), self.seed);
+        }
+        if let TimedLoop::Reread { bytes } = timed_loop {
+            self.buffer.read_all(bytes, 0, (bytes / 64) as usize);
         }
         let (unit_ns, runs) = self.time(timed_loop, units);
         self.taken += 1;
@@ -488,11 +539,22 @@ pub fn measure_host(
         bytes: memory_bytes,
         walks,
     };
+    let spaced_at = |spacing| TimedLoop::SpacedWalk {
+        bytes: memory_bytes,
+        spacing,
+    };
     let stride_of = |lines| TimedLoop::Stride { lines };
     let walks: Vec<TimedLoop> = (0..PARALLEL_WALKS.len()).map(walks_at).collect();
     let strides = STRIDES.map(stride_of);
-    let steady = [TimedLoop::Read, TimedLoop::Write];
+    let steady = [
+        TimedLoop::Read,
+        TimedLoop::Write,
+        TimedLoop::Multiply,
+        TimedLoop::InstructionMix,
+    ];
     sampler.sample_rounds(&[&walks[..], &strides, &steady].concat(), ROUNDS);
+    let spaced_walks: Vec<TimedLoop> = (0..SPACED_WALKS.len()).map(spaced_at).collect();
+    sampler.sample_rounds(&spaced_walks, SPACED_ROUNDS);
     let parallel_walks = PARALLEL_WALKS
         .iter()
         .zip(&walks)
@@ -554,11 +616,22 @@ pub fn measure_host(
             None
         },
     };
-    let stream_insertion = match part.cpus.get(1) {
-        Some(&cpu) => measure_insertion(&mut sampler, &part, &latencies, cpu)?,
+    let line_lifetime_ns = measure_shared_lifetime(&mut sampler, &part, &latencies);
+    let shared_pool_bytes = match line_lifetime_ns {
+        Some(lifetime_ns) => measure_pool(&mut sampler, &part, lifetime_ns)?,
         None => None,
     };
-    let line_lifetime_ns = measure_shared_lifetime(&mut sampler, &part, &latencies);
+    let stream_insertion = match (part.cpus.get(1), latencies.fit) {
+        (Some(&cpu), Some(fit)) => {
+            // Lines of other systems compete in the pool, those of this system alone in what it owns.
+            let cache_bytes = match line_lifetime_ns {
+                Some(_) => shared_pool_bytes.map_or(part.shared_bytes as f64, |pool| pool.value),
+                None => fit.cache_bytes,
+            };
+            measure_insertion(&mut sampler, &part, &latencies, cache_bytes, cpu)?
+        }
+        _ => None,
+    };
     let private_lifetime_ns = measure_private_lifetime(&mut sampler, &part, &latencies);
     let drift = [
         first_level_walk(&part),
@@ -589,6 +662,8 @@ pub fn measure_host(
             is_busy: drift > MARKED_DRIFT || disturbed_share > MARKED_DISTURBANCE,
         },
         clock_hertz: measured_clock(&sampler)?,
+        instr_per_cycle: measured_instr_per_cycle(&sampler)?,
+        window_instr: measured_window(&sampler, &spaced_walks)?,
         mispredict_ns: measured_mispredict(&sampler)?,
         private_latencies: latencies.private.clone(),
         private_bytes: latencies.fitted(|fit| fit.private_bytes),
@@ -600,6 +675,7 @@ pub fn measure_host(
         parallel_walks,
         strides,
         bandwidth,
+        shared_pool_bytes,
         stream_insertion,
         line_lifetime_ns,
         private_lifetime_ns,
@@ -616,6 +692,35 @@ fn measured_clock(sampler: &Sampler) -> Result<Option<Estimate>, CalibrationErro
     }
     let ns = sampler.time_of(TimedLoop::Multiply)?;
     Ok(Some(scaled(ns, |ns| MULTIPLICATION_CYCLES / ns * 1e9)))
+}
+
+/// Returns the instructions per cycle of [`instruction_mix`]; `None` on processors other than x86-64.
+fn measured_instr_per_cycle(sampler: &Sampler) -> Result<Option<Estimate>, CalibrationError> {
+    let Some(hertz) = measured_clock(sampler)? else {
+        return Ok(None);
+    };
+    let ns = sampler.time_of(TimedLoop::InstructionMix)?;
+    let rate = |ns: f64| MIX_INSTR / ns * 1e9 / hertz.value;
+    Ok(Some(scaled(ns, rate)))
+}
+
+/// Returns the instructions among which two misses overlap; `None` on processors other than x86-64.
+fn measured_window(
+    sampler: &Sampler,
+    spaced_walks: &[TimedLoop],
+) -> Result<Option<Estimate>, CalibrationError> {
+    if !cfg!(target_arch = "x86_64") {
+        return Ok(None);
+    }
+    let times = spaced_walks
+        .iter()
+        .zip(&SPACED_WALKS)
+        .map(|(&timed_loop, (spacing, _))| {
+            let instr = f64::from(*spacing) + SPACED_STEP_INSTR;
+            Ok((instr, sampler.time_of(timed_loop)?.value))
+        });
+    let times = times.collect::<Result<Vec<(f64, f64)>, CalibrationError>>()?;
+    Ok(analysis::window_instr(&times))
 }
 
 /// Returns the cost of a mispredicted branch: twice what a random branch costs more than one that is never taken.
@@ -794,7 +899,7 @@ fn stream_together(
                 next = if is_write {
                     buffer.write_all(next, STREAM_CHUNK_LINES)
                 } else {
-                    buffer.read_all(next, STREAM_CHUNK_LINES)
+                    buffer.read_all(own_bytes, next, STREAM_CHUNK_LINES)
                 };
                 lines += STREAM_CHUNK_LINES as u64;
             }
@@ -831,10 +936,59 @@ fn stream_together(
     Ok(at_quantile(complete_sums, MEDIAN))
 }
 
-/// Pauses after which a walk looks for what is left of its lines, in ms.
-const PAUSES_MS: [u64; 5] = [1, 3, 10, 30, 100];
+/// Rounds of streams over parts of the shared cache.
+const POOL_ROUNDS: usize = 11;
+
+/// Measures the size from which on a stream over the same lines again and again misses the shared cache, with what neighbors fill
+/// during a pass: [`analysis::pool_bytes`].
+fn measure_pool(
+    sampler: &mut Sampler,
+    part: &MeasuredPart<'_>,
+    lifetime_ns: Estimate,
+) -> Result<Option<Estimate>, CalibrationError> {
+    let memory_line_ns = sampler.time_of(TimedLoop::Read)?.value;
+    let largest_bytes = part.shared_bytes.min(sampler.buffer.bytes() / 2) as f64;
+    let mut loops = Vec::new();
+    let mut bytes = 2.0 * part.private_bytes() as f64;
+    // What takes longer than a lifetime misses in any case.
+    while bytes <= largest_bytes && bytes / 64.0 * memory_line_ns < 2.0 * lifetime_ns.value {
+        loops.push(TimedLoop::Reread {
+            bytes: bytes as u64 / 4096 * 4096,
+        });
+        bytes *= SIZE_RATIO;
+    }
+    sampler.sample_rounds(&loops, POOL_ROUNDS);
+    let times = loops.iter().map(|&timed_loop| {
+        let TimedLoop::Reread { bytes } = timed_loop else {
+            return Ok((0.0, Estimate::exact(memory_line_ns)));
+        };
+        Ok((bytes as f64, sampler.time_of(timed_loop)?))
+    });
+    let times = times.collect::<Result<Vec<(f64, Estimate)>, CalibrationError>>()?;
+    let pool_at = |time_of: fn(&Estimate) -> f64, lifetime_ns: f64| {
+        let points: Vec<(f64, f64)> = times
+            .iter()
+            .map(|(bytes, time)| (*bytes, time_of(time)))
+            .collect();
+        analysis::pool_bytes(&points, memory_line_ns, lifetime_ns)
+            .map(|bytes| bytes.min(part.shared_bytes as f64))
+    };
+    let Some(value) = pool_at(|time| time.value, lifetime_ns.value) else {
+        return Ok(None);
+    };
+    let low = pool_at(|time| time.high, lifetime_ns.value).map_or(value, |low| low.min(value));
+    let high = pool_at(|time| time.low, lifetime_ns.value).unwrap_or(part.shared_bytes as f64);
+    Ok(Some(Estimate {
+        value,
+        low,
+        high: high.max(value),
+    }))
+}
+
+/// Pauses after which a walk looks for what is left of its lines, in µs.
+const PAUSES_US: [u64; 7] = [100, 300, 1000, 3000, 10_000, 30_000, 100_000];
 /// Number of times that each pause is made.
-const PAUSE_ROUNDS: usize = 9;
+const PAUSE_ROUNDS: usize = 7;
 /// Share of the lines whose loss ends their lifetime.
 const LOST_SHARE: f64 = 0.5;
 
@@ -885,18 +1039,18 @@ fn measure_lifetime(
         sampler.buffer.walk::<8>(walk_bytes, lines / 2, seed);
         let start = Instant::now();
         while start.elapsed() < pause {
-            multiply(10_000);
+            multiply(1000);
         }
         let start = Instant::now();
         sampler.buffer.walk::<1>(walk_bytes, steps, seed + 1000);
         start.elapsed().as_nanos() as f64 / steps as f64 - loop_ns
     };
     let mut resident_ns = Vec::new();
-    let mut paused_ns = vec![Vec::new(); PAUSES_MS.len()];
+    let mut paused_ns = vec![Vec::new(); PAUSES_US.len()];
     for _ in 0..PAUSE_ROUNDS {
         resident_ns.push(step_ns_after(Duration::ZERO));
-        for (times, &pause_ms) in paused_ns.iter_mut().zip(&PAUSES_MS) {
-            times.push(step_ns_after(Duration::from_millis(pause_ms)));
+        for (times, &pause_us) in paused_ns.iter_mut().zip(&PAUSES_US) {
+            times.push(step_ns_after(Duration::from_micros(pause_us)));
         }
     }
     let resident_ns = at_quantile(resident_ns, LOWER_QUARTILE)?.value;
@@ -907,17 +1061,19 @@ fn measure_lifetime(
         }))
     });
     analysis::lifetime_ns(
-        &PAUSES_MS,
+        &PAUSES_US,
         &lost_shares.collect::<Option<Vec<Estimate>>>()?,
         LOST_SHARE,
     )
 }
 
-/// Measures how much of a walk over half of the shared cache a stream on another CPU evicts.
+/// Measures how much of a walk over half of what this system owns of the shared cache a stream on another CPU evicts, in a cache
+/// of `cache_bytes` in which lines compete.
 fn measure_insertion(
     sampler: &mut Sampler,
     part: &MeasuredPart<'_>,
     latencies: &Latencies,
+    cache_bytes: f64,
     stream_cpu: CpuId,
 ) -> Result<Option<Estimate>, CalibrationError> {
     let Some(fit) = latencies.fit else {
@@ -942,8 +1098,11 @@ fn measure_insertion(
     };
     // What follows is compared within itself, because what other guests leave of the cache changes.
     let earlier_samples = std::mem::take(&mut sampler.samples);
-    sampler.sample_rounds(&loops[1..], STREAM_ROUNDS);
-    let alone_ns = latency_of(sampler, loops[1])?;
+    sampler.sample_rounds(&loops, STREAM_ROUNDS);
+    let alone_ns = (
+        latency_of(sampler, loops[0])?.value,
+        latency_of(sampler, loops[1])?.value,
+    );
     sampler.samples.clear();
     let stop = std::sync::atomic::AtomicBool::new(false);
     let is_running = std::sync::atomic::AtomicBool::new(false);
@@ -953,7 +1112,7 @@ fn measure_insertion(
         is_running.store(true, std::sync::atomic::Ordering::Relaxed);
         let (mut next, mut lines, start) = (0, 0u64, Instant::now());
         while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-            next = own_buffer.read_all(next, STREAM_CHUNK_LINES);
+            next = own_buffer.read_all(buffer_bytes, next, STREAM_CHUNK_LINES);
             lines += STREAM_CHUNK_LINES as u64;
         }
         let rate = lines as f64 / start.elapsed().as_nanos() as f64;
@@ -977,20 +1136,24 @@ fn measure_insertion(
     );
     sampler.samples = earlier_samples;
     let stream_rate = stream_rate.map_err(|error| CalibrationError::Pin(stream_cpu.0, error))?;
-    // Memory of the cached lines beside the stream; the private cache holds its share of the walk in any case.
-    let private_share = private_bytes / walk_bytes as f64;
-    let missed = |ns: f64| {
-        let most = (memory_ns.value - alone_ns.value) * (1.0 - private_share);
-        (ns - alone_ns.value) / most.max(1.0)
+    // The private cache holds its share of the walk in any case.
+    let private_share = fit.private_bytes / walk_bytes as f64;
+    let private_ns = latencies.private.last().map_or(0.0, |last| last.ns.value);
+    let missed_share = |ns: f64, memory_ns: f64| {
+        let shared_ns = (ns - private_share * private_ns) / (1.0 - private_share);
+        (shared_ns - fit.cache_ns) / (memory_ns - fit.cache_ns).max(1.0)
     };
-    let insertion_at = |ns: f64| {
-        co_runner_insertion(&WalkBesideCoRunner {
-            cache_lines: fit.cache_bytes / 64.0,
+    let competing_at = |ns: f64, memory_ns: f64| {
+        co_runner_lines_per_ns(&WalkBesideCoRunner {
+            cache_lines: cache_bytes / 64.0,
             walk_lines: walk_bytes as f64 / 64.0,
-            miss_share: missed(ns),
-            walk_rate: (1.0 - private_share) / (walk_ns.value + latencies.loop_ns),
-            co_runner_rate: stream_rate,
+            miss_share: missed_share(ns, memory_ns),
+            walk_rate: (1.0 - private_share) / (ns + latencies.loop_ns),
         })
+    };
+    let neighbor_rate = competing_at(alone_ns.1, alone_ns.0);
+    let insertion_at = |ns: f64| {
+        ((competing_at(ns, memory_ns.value) - neighbor_rate) / stream_rate).clamp(0.0, 1.0)
     };
     Ok(Some(scaled(walk_ns, insertion_at)))
 }

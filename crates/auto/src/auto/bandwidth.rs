@@ -20,8 +20,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
-    BandwidthLimit, BandwidthSupport, CacheId, CounterEvent, CpuSet, GroupId, Plan, ProcessId,
-    Reason, ShareMember, TaskId, TaskSample, VerificationOutcome, View, solo_cycles,
+    BandwidthLimit, BandwidthSupport, CacheId, CounterEvent, CpuSet, GroupId, Plan, ProbeKind,
+    ProcessId, Reason, ShareMember, TaskId, TaskSample, VerificationOutcome, View, solo_cycles,
 };
 use cachemate_papers::partition::partitioned_cache::{CacheProcess, movable_processes};
 use cachemate_papers::solo_speeds::{SoloSpeeds, promise_slack};
@@ -39,6 +39,8 @@ const RETRY_WINDOWS: (u64, u64) = (30, 480);
 const MIN_HELP: f64 = 0.02;
 /// A step back, as a divisor of the level.
 const STEP_DIVISOR: u32 = 8;
+/// Windows in a row that do not count because of probes.
+const MAX_DISTURBED_WINDOWS: u32 = 5;
 /// Share of the largest traffic below which a program is no aggressor.
 const MIN_TRAFFIC_SHARE: f64 = 0.05;
 
@@ -337,6 +339,8 @@ pub struct BandwidthGuard {
     narrowed: BTreeMap<TaskId, (CpuSet, Option<CpuSet>)>,
     /// Processes with a promise for which CPUs were taken in this window.
     goal_processes: Vec<ProcessId>,
+    /// Windows in a row in which probes disturbed the programs.
+    disturbed_windows: u32,
 }
 
 impl BandwidthGuard {
@@ -383,6 +387,14 @@ impl BandwidthGuard {
         // What is only shown has no effect that a further step could follow.
         let has_limits = self.by_node.values().any(|node| !node.throttles.is_empty());
         if view.observation.applied.is_only_proposed && has_limits {
+            return false;
+        }
+        // A promise that is missed beside probes in every window is missed all the same.
+        self.disturbed_windows = match is_disturbed(view) {
+            true => self.disturbed_windows + 1,
+            false => 0,
+        };
+        if (1..MAX_DISTURBED_WINDOWS).contains(&self.disturbed_windows) {
             return false;
         }
         let mut has_changed = false;
@@ -491,7 +503,10 @@ impl BandwidthGuard {
     /// Writes the limits into a plan.
     pub fn write_into_plan(&mut self, view: &View<'_>, plan: &mut Plan) {
         plan.bandwidth.clear();
-        self.narrowed.clear();
+        let old_cpus: CpuSet = std::mem::take(&mut self.narrowed)
+            .values()
+            .flat_map(|(cpus, _)| cpus.iter())
+            .collect();
         let unmovable: BTreeSet<ProcessId> = view
             .live_tasks()
             .filter(|task| task.unmovable)
@@ -524,8 +539,7 @@ impl BandwidthGuard {
                     let Some((_, cpus)) = online.into_iter().find(|(id, _)| *id == cache) else {
                         continue;
                     };
-                    let skipped = cpus.count().saturating_sub(throttle.level) as usize;
-                    let narrowed: CpuSet = cpus.iter().skip(skipped).collect();
+                    let narrowed = spare_cpus(view, &cpus, &old_cpus, throttle.level);
                     let tasks = view
                         .movable_tasks()
                         .filter(|task| task.process == process && !task.exited);
@@ -542,6 +556,49 @@ impl BandwidthGuard {
             }
         }
     }
+}
+
+/// Whether a probe in force stops programs, or slows one with a promise.
+fn is_disturbed(view: &View<'_>) -> bool {
+    let promised: BTreeSet<(TaskId, ProcessId)> = view
+        .live_tasks()
+        .filter(|task| task.goal.is_some_and(|goal| goal.is_promised()))
+        .map(|task| (task.task, task.process))
+        .collect();
+    let is_promised = |task: TaskId| promised.iter().any(|(other, _)| *other == task);
+    view.previous_plan
+        .probes
+        .iter()
+        .any(|probe| match &probe.kind {
+            ProbeKind::CoRunRows { .. }
+            | ProbeKind::PairedRows { .. }
+            | ProbeKind::Neighbor { .. } => true,
+            ProbeKind::MissTrace { task, .. }
+            | ProbeKind::ReuseTimes { task, .. }
+            | ProbeKind::PrimeProbe { task, .. } => is_promised(*task),
+            ProbeKind::AccessSamples { processes, .. } => promised
+                .iter()
+                .any(|(_, process)| processes.contains(process)),
+            ProbeKind::SuperSets { .. } | ProbeKind::PingPong { .. } => false,
+        })
+}
+
+/// So many CPUs of a cache for limited programs: not those on which programs with a promise ran, rather those that limited
+/// programs have already, and the last ones.
+fn spare_cpus(view: &View<'_>, cpus: &CpuSet, old_cpus: &CpuSet, count: u32) -> CpuSet {
+    let is_promised = |task: &&TaskSample| task.goal.is_some_and(|goal| goal.is_promised());
+    let times = view.live_tasks().filter(is_promised);
+    let busy_cpus: CpuSet = times
+        .flat_map(|task| &task.on_cpu_ns)
+        .filter(|(_, ns)| *ns * 10 > view.observation.span.elapsed_ns)
+        .map(|(cpu, _)| cpu.0)
+        .collect();
+    let mut candidates: Vec<u32> = cpus.iter().collect();
+    candidates.sort_by_key(|&cpu| {
+        let rank = (busy_cpus.contains(cpu), !old_cpus.contains(cpu));
+        (rank, std::cmp::Reverse(cpu))
+    });
+    candidates.into_iter().take(count as usize).collect()
 }
 
 /// The online CPUs of each memory node.

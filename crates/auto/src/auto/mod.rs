@@ -383,7 +383,7 @@ impl Auto {
             let pause = self.evidence.probe_planner.reported_pause(view);
             self.confinements.observe(view, pause, reasons);
         }
-        if !self.is_measuring() && are_probes_harmless(view) {
+        if !self.is_measuring() {
             let levers = self.parameters.bandwidth;
             if self.bandwidth_guard.observe(view, levers, reasons) {
                 self.measured_windows.restart(0);

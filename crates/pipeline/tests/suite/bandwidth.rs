@@ -281,8 +281,8 @@ impl StreamMix {
 /// Is a promise kept in 95 % of the mixes in which a fixed limit of bandwidth keeps it, with 90 % of the streams' work under
 /// the best fixed limit left?
 ///
-/// Prints one line for each mix, and the acceptance lines. Those of CPUs are printed only: they miss the target, because
-/// the service and the streams share CPUs for a while, and because the guard rolls wider CPUs back.
+/// Prints one line for each mix, and the acceptance lines. CPUs are printed only: they keep a third of the promises that
+/// fixed CPUs keep, so `auto` takes none by default.
 #[test]
 fn promises_beside_streams_are_kept_by_limits() {
     let outcomes: Vec<(MixLever, String, Option<(bool, f64)>)> = (0..MIXES)

@@ -34,7 +34,7 @@ reported_llcs() {
     cachemate topology --json | awk -F '"' '/"cpus": "/ { cpus = $4 } /"last_level": true/ { printf "%s%s", gap, cpus; gap = " " }'
 }
 # capability NAME: the report of doctor on one facility for measuring or acting.
-capability() { awk -v name="$1" 'index($0, "\"" name "\"") { on = 1 } on && /"works"/ { w = /true/ } on && /"detail"/ { sub(/.*"detail": "/, ""); sub(/",?$/, ""); print (w ? "yes: " : "no: ") $0; exit }' doctor.json; }
+capability() { awk -v name="$1" 'index($0, "\"" name "\"") { on = 1 } on && /"state"/ { w = /"usable"/ } on && /"detail"/ { sub(/.*"detail": "/, ""); sub(/",?$/, ""); print (w ? "yes: " : "no: ") $0; exit }' doctor.json; }
 
 topology() {
     same "last-level caches" "$1" "$(llcs)"

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CacheId, CacheShare, CoRunPenalty, CpuSet, GangSchedule, GroupId, Plan, ProbeId, TaskId,
+    BandwidthLimit, CacheId, CacheShare, CoRunPenalty, CpuSet, GangSchedule, GroupId, Plan,
+    ProbeId, TaskId,
 };
 
 /// An item of the plan that was refused or is in progress.
@@ -21,6 +22,8 @@ pub enum PlanItem {
     Gangs(usize),
     /// A group's share of a cache.
     Share(GroupId, CacheId),
+    /// The limit of a group's traffic behind a cache.
+    Bandwidth(GroupId, CacheId),
     /// All penalties.
     Penalties,
     /// A probe, by the id in the plan.
@@ -96,6 +99,9 @@ pub struct AppliedPlan {
     pub gangs: Vec<GangSchedule>,
     /// Shares that are in force, in whole or in part.
     pub shares: Vec<ActiveShare>,
+    /// Limits of traffic that are in force.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bandwidth: Vec<BandwidthLimit>,
     /// Penalties that the dispatcher uses.
     pub penalties: Vec<CoRunPenalty>,
     /// Probes in progress.

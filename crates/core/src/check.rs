@@ -34,6 +34,9 @@ pub enum PlanError {
     /// A share that this cache cannot provide, and the reason.
     #[error("share of cache {}: {}", .0.0, .1)]
     InvalidShare(CacheId, String),
+    /// A limit of bandwidth that the machine cannot set behind this cache, and the reason.
+    #[error("limit of bandwidth behind cache {}: {}", .0.0, .1)]
+    InvalidBandwidth(CacheId, String),
     /// An invalid penalty between two tasks, and the reason.
     #[error("penalty between tasks {} and {}: {}", .0.0, .1.0, .2)]
     InvalidPenalty(TaskId, TaskId, &'static str),
@@ -76,6 +79,7 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
     }
     check_gangs(plan, &online_cpus, &tasks)?;
     check_shares(plan, view.capabilities, &tasks)?;
+    check_bandwidth(plan, view.capabilities, &tasks)?;
     for penalty in &plan.penalties {
         let (a, b) = penalty.tasks;
         let are_live = [a, b].iter().all(|task| tasks.contains_key(task));
@@ -216,6 +220,53 @@ fn check_shares(
                 cache,
                 format!("{groups} groups, expected at most {max_groups}"),
             ));
+        }
+    }
+    Ok(())
+}
+
+/// Checks each limit of bandwidth, and that no member and no group has two behind one cache.
+fn check_bandwidth(
+    plan: &Plan,
+    capabilities: &Capabilities,
+    tasks: &BTreeMap<TaskId, &TaskSample>,
+) -> Result<(), PlanError> {
+    let mut groups = BTreeSet::new();
+    let mut members = BTreeSet::new();
+    for limit in &plan.bandwidth {
+        let invalid_limit = |cause: String| Err(PlanError::InvalidBandwidth(limit.cache, cause));
+        let Some(support) = capabilities.bandwidth_of(limit.cache) else {
+            return invalid_limit("this machine limits no bandwidth there".to_string());
+        };
+        if !(support.min_level..=support.max_level).contains(&limit.level) {
+            return invalid_limit(format!(
+                "found {}, expected {} to {}",
+                support.unit.describe(limit.level),
+                support.unit.describe(support.min_level),
+                support.unit.describe(support.max_level)
+            ));
+        }
+        if !groups.insert((limit.group, limit.cache)) {
+            return invalid_limit(format!("found two limits of group {}", limit.group.0));
+        }
+        for &member in &limit.members {
+            if !members.insert((member, limit.cache)) {
+                return invalid_limit(format!("found {member:?} in two limits"));
+            }
+            match member {
+                ShareMember::Task(task) if !tasks.contains_key(&task) => {
+                    return Err(PlanError::UnknownTask(task));
+                }
+                ShareMember::Process(process)
+                    if tasks.values().all(|task| task.process != process) =>
+                {
+                    return invalid_limit(format!(
+                        "process {} has no task in this window",
+                        process.0
+                    ));
+                }
+                _ => {}
+            }
         }
     }
     Ok(())

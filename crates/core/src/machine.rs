@@ -89,11 +89,13 @@ pub enum Ability {
     Colors,
     /// Partitioning of a cache by ways ([`PartitionSupport::Ways`]).
     Ways,
+    /// Limits of memory bandwidth ([`crate::Plan::bandwidth`]).
+    Bandwidth,
 }
 
 impl Ability {
     /// Every ability, in the order of their declaration.
-    pub const ALL: [Self; 14] = {
+    pub const ALL: [Self; 15] = {
         use Ability::*;
         [
             CountPerTask,
@@ -110,6 +112,7 @@ impl Ability {
             Penalties,
             Colors,
             Ways,
+            Bandwidth,
         ]
     };
 }
@@ -231,6 +234,68 @@ impl PartitionSupport {
     }
 }
 
+/// The unit in which a machine limits memory bandwidth.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BandwidthUnit {
+    /// Percent of the requests that a core can send (Intel MBA, Arm MPAM); the same percentage lets a group with more
+    /// cores transfer more.
+    Percent,
+    /// MiB a second of the whole group (`mba_MBps`).
+    MebibytesPerSecond,
+    /// Eighths of a GB a second of the whole group (AMD).
+    EighthsOfGigabytePerSecond,
+}
+
+impl BandwidthUnit {
+    /// Bytes a second of one unit; `None` for percentages, whose whole is not known.
+    pub fn bytes_per_second(self) -> Option<f64> {
+        match self {
+            BandwidthUnit::Percent => None,
+            BandwidthUnit::MebibytesPerSecond => Some(f64::from(1 << 20)),
+            BandwidthUnit::EighthsOfGigabytePerSecond => Some(1e9 / 8.0),
+        }
+    }
+
+    /// A limit as users read it, such as `50 %`.
+    pub fn describe(self, level: u32) -> String {
+        match self {
+            BandwidthUnit::Percent => format!("{level} %"),
+            BandwidthUnit::MebibytesPerSecond => format!("{level} MiB/s"),
+            BandwidthUnit::EighthsOfGigabytePerSecond => {
+                format!("{} GB/s", f64::from(level) / 8.0)
+            }
+        }
+    }
+}
+
+/// The limits that a machine can set on the traffic between memory and a cache, in one unit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BandwidthSupport {
+    /// The unit of all limits.
+    pub unit: BandwidthUnit,
+    /// The smallest limit.
+    pub min_level: u32,
+    /// The distance of two limits; greater than 0.
+    pub step: u32,
+    /// The limit of a group that is not limited.
+    pub max_level: u32,
+    /// Maximum number of groups with separate limits, including the default one.
+    pub max_groups: u32,
+}
+
+impl BandwidthSupport {
+    /// The limit that the machine sets if this one is requested: the next higher one that it has.
+    pub fn nearest_level(&self, requested: u32) -> u32 {
+        let level = requested.clamp(self.min_level, self.max_level);
+        let steps = (level - self.min_level).div_ceil(self.step.max(1));
+        (steps.saturating_mul(self.step.max(1)))
+            .saturating_add(self.min_level)
+            .min(self.max_level)
+    }
+}
+
 /// The abilities of a machine and the partitions of its caches.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Capabilities {
@@ -238,6 +303,9 @@ pub struct Capabilities {
     pub abilities: BTreeMap<Ability, Support>,
     /// The ways in which each cache can be partitioned; a cache may occur several times or not at all.
     pub partitions: Vec<(CacheId, PartitionSupport)>,
+    /// The limits on the traffic between memory and each last-level cache; a cache without limits is missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bandwidth: Vec<(CacheId, BandwidthSupport)>,
     /// The shortest window that the machine supports.
     pub min_window_ns: u64,
     /// The shortest quantum of a gang; `None` if there is no known limit, or if there are no gangs.
@@ -373,6 +441,12 @@ impl Capabilities {
             .iter()
             .filter(move |(id, _)| *id == cache)
             .map(|(_, partition)| partition)
+    }
+
+    /// Returns the limits on the traffic between memory and a cache; `None` if it cannot be limited.
+    pub fn bandwidth_of(&self, cache: CacheId) -> Option<&BandwidthSupport> {
+        let mut limits = self.bandwidth.iter();
+        limits.find(|(id, _)| *id == cache).map(|(_, limit)| limit)
     }
 
     /// Returns the number of page colors of a cache; `None` if pages cannot be placed by color.

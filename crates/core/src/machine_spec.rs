@@ -16,7 +16,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Cache, CacheId, CacheLevel, Cpu, CpuId, CpuSet, Topology};
+use crate::{
+    BandwidthSupport, BandwidthUnit, Cache, CacheId, CacheLevel, Cpu, CpuId, CpuSet, Topology,
+};
 
 /// A whole machine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -322,6 +324,9 @@ pub struct MemorySpec {
     /// Order of requests at buses and controllers.
     #[serde(default)]
     pub scheduling: MemorySchedulingSpec,
+    /// Limits that a class of service may have on its traffic behind each last-level cache; `None` if it can have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_limits: Option<BandwidthSupport>,
 }
 
 /// The order of requests at buses and controllers.
@@ -482,6 +487,7 @@ impl MachineSpec {
         self.caches
             .iter()
             .filter_map(|cache| Some(cache.way_partitions?.groups))
+            .chain(self.memory.bandwidth_limits.map(|limits| limits.max_groups))
             .min()
             .unwrap_or(1)
             .max(1)
@@ -605,6 +611,23 @@ impl MachineSpec {
                 found.to_string(),
                 "1 to 4096",
             );
+        }
+        if let Some(limits) = self.memory.bandwidth_limits {
+            let is_percent = limits.unit == BandwidthUnit::Percent;
+            let levels = limits.min_level..=limits.max_level;
+            if levels.is_empty() || limits.min_level == 0 || is_percent && limits.max_level != 100 {
+                return spec_error(
+                    "memory.bandwidth_limits",
+                    format!("{} to {}", limits.min_level, limits.max_level),
+                    "min_level from 1 to max_level, which is 100 for percentages",
+                );
+            }
+            for (field, found) in [("step", limits.step), ("max_groups", limits.max_groups)] {
+                if found == 0 {
+                    let field = format!("memory.bandwidth_limits.{field}");
+                    return spec_error(&field, found.to_string(), "1 or more");
+                }
+            }
         }
         self.check_prefetchers()?;
         let page_bytes = self.pages.page_bytes;

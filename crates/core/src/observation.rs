@@ -70,7 +70,7 @@ pub enum StallCause {
     BusQueue,
 }
 
-/// A countable event. Byte events count bytes, stall events count cycles, and all others count occurrences.
+/// A countable event. Byte events count bytes, stall events cycles, energy microjoules, and all others occurrences.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum CounterEvent {
     /// Executed instructions.
@@ -101,6 +101,8 @@ pub enum CounterEvent {
     MemoryBytes,
     /// The part of [`CounterEvent::MemoryBytes`] that stays on the cache's own memory node.
     LocalMemoryBytes,
+    /// Energy of the cores while they ran a group, in microjoules.
+    CoreEnergyMicrojoules,
 }
 
 /// One counter reading. If events were multiplexed, `enabled_share` is less than 1; `count` is raw, not scaled.

@@ -118,6 +118,19 @@ pub struct CacheShare {
     pub units: Units,
 }
 
+/// The largest traffic that a group may have between memory and one last-level cache.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BandwidthLimit {
+    /// The group, which has at most one limit behind a cache. Its number is not related to those of shares.
+    pub group: GroupId,
+    /// The members of the group. No member is in two limits of one cache.
+    pub members: Vec<ShareMember>,
+    /// The last-level cache in front of the memory.
+    pub cache: CacheId,
+    /// The limit, in the unit of [`BandwidthSupport`](crate::BandwidthSupport).
+    pub level: u32,
+}
+
 /// Advice to avoid running two tasks on one cache at the same time. It is for a dispatcher that itself selects among
 /// runnable tasks (AV's Linux form, sched_ext, programs with overlapping colors). Larger is worse; the penalty is never
 /// a ban.
@@ -238,6 +251,9 @@ pub struct Plan {
     pub gangs: Vec<GangSchedule>,
     /// Shares of caches; they may overlap.
     pub shares: Vec<CacheShare>,
+    /// Limits of traffic to memory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bandwidth: Vec<BandwidthLimit>,
     /// Advice on tasks that should not run together.
     pub penalties: Vec<CoRunPenalty>,
     /// The requested probes; a probe that is missing here ends.
@@ -254,15 +270,17 @@ impl Plan {
             weights: BTreeMap::new(),
             gangs: Vec::new(),
             shares: Vec::new(),
+            bandwidth: Vec::new(),
             penalties: Vec::new(),
             probes: Vec::new(),
             window,
         }
     }
 
-    /// CPUs, weights, gangs and shares are compared; probes, advice and windows are not.
+    /// CPUs, weights, gangs, shares and limits are compared; probes, advice and windows are not.
     pub fn has_same_placement(&self, other: &Plan) -> bool {
         (&self.affinity, &self.weights, &self.gangs, &self.shares)
             == (&other.affinity, &other.weights, &other.gangs, &other.shares)
+            && self.bandwidth == other.bandwidth
     }
 }

@@ -343,6 +343,7 @@ impl<'a> View<'a> {
                 .iter()
                 .map(|active_share| active_share.share.clone())
                 .collect(),
+            bandwidth: applied.bandwidth.clone(),
             penalties: applied.penalties.clone(),
             probes: self.previous_plan.probes.clone(),
             window: self.previous_plan.window,

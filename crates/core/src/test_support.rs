@@ -59,6 +59,7 @@ pub fn capabilities_fixture(abilities: &[Ability]) -> Capabilities {
             .map(|&ability| (ability, Support::Yes { note: None }))
             .collect(),
         partitions: Vec::new(),
+        bandwidth: Vec::new(),
         min_window_ns: 1,
         min_slice_ns: None,
     }
@@ -284,6 +285,7 @@ pub fn memory_spec(size_bytes: u64, latency_cycles: u32, bytes_per_cycle: f64) -
         remote_latency_cycles: latency_cycles,
         bytes_per_cycle,
         package_bus_bytes_per_cycle: None,
+        bandwidth_limits: None,
         scheduling: MemorySchedulingSpec::default(),
     }
 }

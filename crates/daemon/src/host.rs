@@ -174,14 +174,11 @@ pub fn build_live_run(
         crate::paths::create_private_dir(&run_options.state_dir)?;
     }
     let window = window_length(&run_options.config);
-    let partitions = host_survey
-        .resctrl
-        .as_ref()
-        .map(Resctrl::partitions)
-        .unwrap_or_default();
+    let resctrl = host_survey.resctrl.as_ref();
     let mut capabilities: Capabilities = policy_capabilities(
         &host_survey.capability_survey,
-        partitions,
+        resctrl.map(Resctrl::partitions).unwrap_or_default(),
+        resctrl.map(Resctrl::bandwidth_limits).unwrap_or_default(),
         window.as_nanos() as u64,
     );
     let (color_support, color_partitions) = match colors::survey_partitions(&host_survey.topology) {

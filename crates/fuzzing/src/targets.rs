@@ -282,7 +282,9 @@ fn fuzz_topology(bytes: &[u8]) {
         && let Ok(resctrl) = resctrl::find(&fuzzed_host, &host)
     {
         resctrl.partitions();
+        resctrl.bandwidth_limits();
         resctrl.describe_ways().ok();
+        resctrl::list_monitor_groups(&fuzzed_host, &resctrl.mount).ok();
     }
 }
 

@@ -179,6 +179,26 @@ pub struct IntervalEngine {
     same_package_cycles: f64,
     other_package_cycles: f64,
     domain_members: Vec<Vec<(u32, u8)>>,
+    /// Limits of traffic to memory, by cache.
+    bandwidth_limits: Vec<Vec<TrafficLimit>>,
+}
+
+/// The largest traffic to memory of some tasks on one cache.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrafficLimit {
+    /// The largest traffic.
+    pub cap: TrafficCap,
+    /// Slots of the tasks.
+    pub slots: Vec<u32>,
+}
+
+/// The unit of a [`TrafficLimit`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum TrafficCap {
+    /// Lines per cycle of all tasks together.
+    LinesPerCycle(f32),
+    /// Share of the lines that each task's core can request at most.
+    RequestShare(f32),
 }
 
 impl IntervalEngine {
@@ -285,6 +305,7 @@ impl IntervalEngine {
             same_package_cycles: latency_or_memory(spec.coherence.same_package_cycles),
             other_package_cycles: latency_or_memory(spec.coherence.other_package_cycles),
             domain_members: vec![Vec::new(); model_count],
+            bandwidth_limits: vec![Vec::new(); model_count],
         })
     }
 
@@ -550,6 +571,19 @@ impl IntervalEngine {
                 && (!is_same || self.domain_members[index] != members)
             {
                 self.divide(index, domains, groups, members.to_vec());
+            }
+        }
+    }
+
+    /// Limits the traffic of tasks on a cache (and on those separated from it) from now on; the limits before end.
+    pub(crate) fn limit_traffic(&mut self, cache: usize, limits: &[TrafficLimit]) {
+        for index in 0..self.occupancy_models.len() - self.spare_models {
+            if self.topology_cache_of_model[index] == cache
+                && self.bandwidth_limits[index] != limits
+            {
+                self.advance_model(index);
+                self.bandwidth_limits[index] = limits.to_vec();
+                self.schedule_step(index, FIRST_STEP);
             }
         }
     }

@@ -239,6 +239,11 @@ impl MemorySystem {
         }
     }
 
+    /// Lines per cycle that a core and its prefetchers can request at most.
+    pub fn max_lines_per_cycle(&self) -> f32 {
+        self.max_in_flight / self.latency_cycles
+    }
+
     pub fn node_of(&self, package: u32) -> usize {
         (package / self.packages_per_node) as usize
     }

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use cachemate_core::test_support::{capabilities_fixture, topology_fixture};
 use cachemate_core::{
-    CacheId, CacheShare, Capabilities, Gang, GangSchedule, GroupId, Machine, Plan, PlanItem,
-    RefusalReason, RefusedItem, ShareMember, SplitMix64, TaskId, Topology, Units, WindowEnd,
-    WindowLength,
+    BandwidthLimit, CacheId, CacheShare, Capabilities, Gang, GangSchedule, GroupId, Machine, Plan,
+    PlanItem, RefusalReason, RefusedItem, ShareMember, SplitMix64, TaskId, Topology, Units,
+    WindowEnd, WindowLength,
 };
 
 use crate::act::actuator::Actuator;
@@ -107,9 +107,9 @@ fn machine_with<K: Kernel + Send + 'static>(
     resctrl: Option<Resctrl>,
     state_dir: &std::path::Path,
 ) -> LiveMachine<K> {
-    let partitions = resctrl.iter().flat_map(Resctrl::partitions).collect();
     let capabilities = Capabilities {
-        partitions,
+        partitions: resctrl.iter().flat_map(Resctrl::partitions).collect(),
+        bandwidth: resctrl.iter().flat_map(Resctrl::bandwidth_limits).collect(),
         ..capabilities_fixture(&[])
     };
     let options = LiveOptions {
@@ -212,15 +212,16 @@ fn faults_on_any_write_leave_a_consistent_state() {
     }
 }
 
-/// As above with way masks on a fake resctrl, where children are born into groups: does the reported state match the
+/// As above with way masks and limits of bandwidth on a fake resctrl, where children are born into groups: does the reported state match the
 /// groups', are other tools' groups unchanged, and is none of our groups left at the end?
 #[test]
-fn faults_among_way_masks_leave_a_consistent_state() {
+fn faults_among_way_masks_and_limits_leave_a_consistent_state() {
     for seed in 0..40 {
         let dir = tempfile::tempdir().unwrap();
-        let cat = FakeCat::new();
+        let cat = FakeCat::with_bandwidth();
         let db = FakeGroup {
             masks: BTreeMap::new(),
+            levels: BTreeMap::new(),
             tasks: [8].into(),
         };
         cat.groups.borrow_mut().insert("db".into(), db.clone());
@@ -254,9 +255,24 @@ fn faults_among_way_masks_leave_a_consistent_state() {
                     cache: CacheId(window % 2),
                     units,
                 });
+                plan.bandwidth.push(BandwidthLimit {
+                    group,
+                    members: vec![ShareMember::Task(task)],
+                    cache: CacheId(draw.draw_below(2) as u32),
+                    level: 10 * (1 + draw.draw_below(9) as u32),
+                });
             }
             let applied = machine.apply(&plan).unwrap();
             machine.with_kernel(|cat| {
+                for limit in &applied.bandwidth {
+                    let ShareMember::Task(task) = limit.members[0] else {
+                        panic!("not a task: {limit:?}");
+                    };
+                    let thread = [5, 6, 7, 8, 30][task.0 as usize]; // in order of arrival
+                    let group = cat.groups_by_thread()[&thread].clone();
+                    let levels = &cat.groups.borrow()[&group].levels;
+                    assert_eq!(levels[&(8 * limit.cache.0)], limit.level, "seed {seed}");
+                }
                 for active_share in &applied.shares {
                     let (ShareMember::Task(task), Units::Ways { mask }) =
                         (active_share.share.members[0], &active_share.share.units)

@@ -635,8 +635,28 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             .iter()
             .map(|active_share| active_share.share.clone())
             .collect();
-        self.applied_plan.shares = ways.read_back(&*kernel, &shares, &self.tasks.tasks());
+        let tasks = self.tasks.tasks();
+        self.applied_plan.shares = ways.read_back(&*kernel, &shares, &tasks);
+        let limits = std::mem::take(&mut self.applied_plan.bandwidth);
+        self.applied_plan.bandwidth = ways.read_back_bandwidth(&*kernel, &limits, &tasks);
         ways.traffic_counts(&*kernel)
+    }
+
+    /// Adds the memory traffic of processes that a group of resctrl counts apart to the first sample of each.
+    fn add_process_traffic(&mut self, samples: &mut [TaskSample]) {
+        let Some(ways) = &mut self.way_controller else {
+            return;
+        };
+        let bytes_by_process = ways.process_traffic(&*lock(&self.kernel), &self.tasks.tasks());
+        for (process, bytes) in bytes_by_process {
+            let mut live = samples.iter_mut().filter(|sample| !sample.exited);
+            if let Some(sample) = live.find(|sample| sample.process == process) {
+                let counts = &mut sample.counts;
+                let traffic = EventCounts::exact([(CounterEvent::MemoryBytes, bytes)]);
+                counts.0.extend(traffic.0);
+                counts.0.sort_by_key(|count| count.event);
+            }
+        }
     }
 
     /// Current progress of recoloring, which continues between two plans.
@@ -690,13 +710,14 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
             elapsed_cycles: None,
         };
         self.window_start = now;
-        let tasks = self.sample_tasks(elapsed);
+        let mut tasks = self.sample_tasks(elapsed);
         self.tasks.drop_exited();
         let window = self.window_count;
         self.window_count += 1;
         // Color shares are read first, because reading the way shares covers only the latter.
         let color_shares = self.read_color_shares();
         let shared_counts = self.refresh_way_shares();
+        self.add_process_traffic(&mut tasks);
         self.applied_plan
             .shares
             .retain(|active_share| !matches!(active_share.share.units, Units::Colors { .. }));
@@ -744,6 +765,9 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
             return Ok(self.applied_plan.clone());
         }
         let report = self.execute(&snapshot, change_list, &mut applied_plan);
+        if let Some(ways) = &self.way_controller {
+            ways.assign_counters(&*lock(&self.kernel));
+        }
         drop(resctrl_lock);
         self.record_confined_groups(&report);
         let kernel = self.kernel();
@@ -751,6 +775,7 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         let tasks = self.tasks.tasks();
         if let Some(ways) = &mut self.way_controller {
             applied_plan.shares = ways.read_back(&*kernel, &plan.shares, &tasks);
+            applied_plan.bandwidth = ways.read_back_bandwidth(&*kernel, &plan.bandwidth, &tasks);
         }
         for task in &tasks {
             let thread = task.thread;

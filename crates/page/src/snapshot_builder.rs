@@ -567,7 +567,9 @@ fn decision_snapshot(
 
 fn pending_snapshot(pending: &PendingItem, names: &TaskNames) -> PendingSnapshot {
     let (group, cache) = match pending.item {
-        PlanItem::Share(group, cache) => (Some(group.0), Some(cache.0)),
+        PlanItem::Share(group, cache) | PlanItem::Bandwidth(group, cache) => {
+            (Some(group.0), Some(cache.0))
+        }
         _ => (None, None),
     };
     PendingSnapshot {

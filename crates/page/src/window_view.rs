@@ -314,6 +314,9 @@ fn item_text(item: &PlanItem, names: &TaskNames) -> String {
         PlanItem::Weight(task) => format!("weight of {}", name_of(task)),
         PlanItem::Gangs(at) => format!("turns {at}"),
         PlanItem::Share(group, CacheId(cache)) => format!("part {} of cache {cache}", group.0),
+        PlanItem::Bandwidth(group, CacheId(cache)) => {
+            format!("limit {} of bandwidth behind cache {cache}", group.0)
+        }
         PlanItem::Penalties => "advice".to_string(),
         PlanItem::Probe(probe) => format!("probe {}", probe.0),
         PlanItem::Window => "window".to_string(),

@@ -449,6 +449,7 @@ fn draw_capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabil
     Capabilities {
         abilities,
         partitions,
+        bandwidth: Vec::new(),
         min_window_ns: 1_000,
         min_slice_ns: Some(1_000),
     }

@@ -47,6 +47,7 @@ pub fn forecast_plan(
     let capabilities = Capabilities {
         abilities: BTreeMap::new(),
         partitions: Vec::new(),
+        bandwidth: Vec::new(),
         min_window_ns: 1,
         min_slice_ns: None,
     };

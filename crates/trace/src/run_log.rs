@@ -296,6 +296,7 @@ fn empty_header() -> RunHeader {
         capabilities: cachemate_core::Capabilities {
             abilities: Default::default(),
             partitions: Vec::new(),
+            bandwidth: Vec::new(),
             min_window_ns: 0,
             min_slice_ns: None,
         },

@@ -11,6 +11,7 @@
 //! cost no more than a share of processor time ([`evidence::probe_planner`]); the same observations give the same
 //! decisions.
 
+mod bandwidth;
 mod candidates;
 mod evidence;
 mod explain;
@@ -19,13 +20,15 @@ mod proposal;
 mod service_confinement;
 
 use cachemate_core::{
-    Ability, ChangeVerdict, Decision, Forecast, Plan, Policy, ProbeRequest, ProposedChange, Reason,
-    SpeedObjective, Verification, VerificationOutcome, View, WindowLength,
+    Ability, ChangeVerdict, Decision, Forecast, Plan, Policy, ProbeRequest, ProcessId,
+    ProposedChange, Reason, SpeedObjective, Verification, VerificationMethod, VerificationOutcome,
+    View, WindowLength,
 };
 use cachemate_papers::partition::MigrationMode;
 use cachemate_papers::policies::{ParameterError, ParameterRange, parse_parameters};
 use serde::Deserialize;
 
+use self::bandwidth::{BandwidthGuard, Levers};
 use self::candidates::{AllowedMechanisms, Mechanism};
 use self::evidence::probe_planner::{ProbeLimits, are_probes_harmless};
 use self::evidence::{MIN_KNOWN_WINDOWS, PATIENCE_WINDOWS, TaskEvidence, phases};
@@ -73,6 +76,8 @@ pub struct Parameters {
     /// May a co-runner of a service with a promise wait for a while, so that the loss that it causes is measured?
     pub pause_services: bool,
     pub warmup_windows: u32,
+    /// What programs that break a promise lose on the path to memory.
+    pub bandwidth: Levers,
     /// Largest number of site scores that one decision may compute.
     pub max_evaluations: u32,
     /// Time within which a change must earn back the copying of pages.
@@ -95,6 +100,7 @@ impl Default for Parameters {
             samples_per_thread: 16_000,
             pause_services: true,
             warmup_windows: 1,
+            bandwidth: Levers::default(),
             max_evaluations: 2_000,
             payback_ns: 60_000_000_000,
             page_migration: MigrationMode::All,
@@ -162,6 +168,7 @@ struct Auto {
     reported_forecasts: ReportedForecasts,
     partition_climb: PartitionClimb,
     confinements: ServiceConfinements,
+    bandwidth_guard: BandwidthGuard,
 }
 
 /// A proposed change that has no verdict yet.
@@ -180,6 +187,8 @@ enum ChangeOrigin {
     Step,
     /// Partitions that gain if curves err.
     Exploration,
+    /// Fewer CPUs for a program that breaks a promise.
+    Throttle,
 }
 
 /// Steps and explorations of the partitions in force, with the same tasks and phases.
@@ -222,7 +231,7 @@ impl PartitionClimb {
         let is_kept = outcome == VerificationOutcome::NotSlower;
         let is_slower = outcome == VerificationOutcome::Slower;
         match change.origin {
-            ChangeOrigin::Plan => return,
+            ChangeOrigin::Plan | ChangeOrigin::Throttle => return,
             ChangeOrigin::Exploration => {
                 self.kept_explorations += u32::from(is_kept);
                 self.failed_explorations += u32::from(is_slower);
@@ -251,6 +260,12 @@ impl Policy for Auto {
             ..*view
         };
         let mut reasons = Vec::new();
+        // The limits of the path to memory follow from the promises of each window, so no plan keeps them.
+        let unlimited_plan = self.bandwidth_guard.remove_from(view.previous_plan);
+        let view = &View {
+            previous_plan: &unlimited_plan,
+            ..*view
+        };
         let mut kept_plan = self.judge(view, &mut reasons);
 
         let plan_in_force = view.plan_in_force();
@@ -304,6 +319,7 @@ impl Auto {
             reported_forecasts: ReportedForecasts::default(),
             partition_climb: PartitionClimb::default(),
             confinements: ServiceConfinements::default(),
+            bandwidth_guard: BandwidthGuard::default(),
         }
     }
 
@@ -331,10 +347,16 @@ impl Auto {
             }
             if let Some(change) = self.unverified_change.take() {
                 let is_interrupted = *outcome == VerificationOutcome::Interrupted;
-                if is_interrupted && change.origin != ChangeOrigin::Plan {
+                let is_throttle = change.origin == ChangeOrigin::Throttle;
+                if is_throttle {
+                    let window = view.observation.window;
+                    self.bandwidth_guard.observe_verdict(*outcome, window);
+                }
+                if is_interrupted && change.origin != ChangeOrigin::Plan && !is_throttle {
                     restored_plan = Some(change.plan_before.clone());
                 }
-                if *outcome == VerificationOutcome::Slower && change.plan_before.matches(plan) {
+                let is_slower = *outcome == VerificationOutcome::Slower && !is_throttle;
+                if is_slower && change.plan_before.matches(plan) {
                     let input = self.searches.last_results.as_ref();
                     self.forecast =
                         input.map(|input| self.forecast_of(input, &change.layout_before));
@@ -345,7 +367,8 @@ impl Auto {
         self.confinements.observe_verdict(view);
 
         let Some(restored_plan) = restored_plan else {
-            return DecidedPlan::from_previous(view.plan_to_keep(), view);
+            let plan = self.bandwidth_guard.remove_from(view.plan_to_keep());
+            return DecidedPlan::from_previous(&plan, view);
         };
         let text = "the plan before it is in force again";
         let tasks = view.live_tasks().map(|sample| sample.task).collect();
@@ -359,6 +382,12 @@ impl Auto {
         if self.can_confine(view) && !self.is_measuring() {
             let pause = self.evidence.probe_planner.reported_pause(view);
             self.confinements.observe(view, pause, reasons);
+        }
+        if !self.is_measuring() {
+            let levers = self.parameters.bandwidth;
+            if self.bandwidth_guard.observe(view, levers, reasons) {
+                self.measured_windows.restart(0);
+            }
         }
         let is_counted = view.live_tasks().any(|task| !task.counts.0.is_empty());
         if !is_counted {
@@ -555,15 +584,46 @@ impl Auto {
             None if self.is_measuring() => (kept_plan, Verification::Pending),
             None => (kept_plan, Verification::BeforeAndAfter),
         };
+        let plan_before = decided_plan.clone();
         let mut plan = decided_plan.0;
         self.confinements
             .write_into_plan(view, &mut plan, self.is_measuring());
+        self.bandwidth_guard.write_into_plan(view, &mut plan);
+        let goal_processes = self.bandwidth_guard.take_goal_processes();
+        let verification = if goal_processes.is_empty() || self.is_measuring() {
+            verification
+        } else {
+            self.open_throttle(goal_processes, plan_before)
+        };
         let window_ns = self.parameters.window_ns;
         plan.window = WindowLength::Time {
             ns: window_ns.max(view.capabilities.min_window_ns),
         };
         plan.penalties.clear();
         (plan, verification)
+    }
+
+    /// Leaves fewer CPUs for a program that breaks a promise to the verifier: others may pay if the promise gains.
+    fn open_throttle(
+        &mut self,
+        goal_processes: Vec<ProcessId>,
+        plan_before: DecidedPlan,
+    ) -> Verification {
+        self.unverified_change = Some(UnverifiedChange {
+            origin: ChangeOrigin::Throttle,
+            layout_before: SiteLayout::default(),
+            plan_before,
+        });
+        self.measured_windows
+            .restart(self.parameters.warmup_windows);
+        Verification::Proposed(Box::new(ProposedChange {
+            method: VerificationMethod::Monitoring,
+            forecast_gain: 0.0,
+            min_gain: self.parameters.min_gain,
+            objective: SpeedObjective::Sum,
+            speeds: Vec::new(),
+            goal_processes,
+        }))
     }
 
     /// Leaves a proposed plan to the verifier.

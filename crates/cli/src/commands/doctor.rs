@@ -90,16 +90,20 @@ fn render(result: &DoctorJson) -> String {
 }
 
 fn capability_lines(capability: &CapabilityCheck) -> String {
-    let works_text = if capability.works { "yes" } else { "no " };
     let mut text = format!(
-        "  {works_text}  {}: {}\n",
-        capability.name, capability.detail
+        "  {:<8}  {}: {}\n",
+        capability.state.describe(),
+        capability.name,
+        capability.detail
     );
-    if !capability.works {
-        text.push_str(&format!("       without it: {}\n", capability.consequence));
-        if let Some(remedy) = &capability.remedy {
-            text.push_str(&format!("       remedy: {remedy}\n"));
-        }
+    if !capability.is_usable() {
+        text.push_str(&format!(
+            "            without it: {}\n",
+            capability.consequence
+        ));
+    }
+    if let Some(remedy) = &capability.remedy {
+        text.push_str(&format!("            remedy: {remedy}\n"));
     }
     text
 }

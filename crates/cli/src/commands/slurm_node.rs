@@ -32,7 +32,7 @@ impl AdviseSlurmNode {
             can_divide_caches: survey
                 .resctrl
                 .as_ref()
-                .is_some_and(|resctrl| resctrl.class_count > 1),
+                .is_some_and(|resctrl| !resctrl.partitions().is_empty()),
             counts_misses: survey.capability_survey.level == 1,
             counts_traffic: survey
                 .resctrl

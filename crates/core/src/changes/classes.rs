@@ -1,30 +1,32 @@
-//! From the shares of a plan to classes of service.
+//! From the shares and the limits of bandwidth of a plan to classes of service.
 //!
-//! Problem: a plan partitions one cache at a time, but a class of service has one mask for every cache, and a thread is
-//! in one class. Method: every thread gets the row of masks of all its shares, and threads with the same row form one
-//! class. A class reuses the hardware class in which most of its members already are, so that a change of its masks
+//! Problem: a plan partitions one cache at a time, and limits the traffic of other groups, but a class of service has one
+//! mask and one limit for every cache, and a thread is in one class. Method: every thread gets the row of masks and limits
+//! of all its groups, and threads with the same row form one class. A class reuses the hardware class in which most of its members already are, so that a change of its masks
 //! moves no task. New classes reuse free hardware classes before others are created, because there are few of them (4
 //! to 16). Properties: equal plans give equal classes; a thread without a share is in no class; an impossible share is
 //! refused without affecting the others.
 
 use std::collections::BTreeMap;
 
-use super::{MachineState, MaskConstraints, ServiceClassId, TaskState, WayMasks, nearest_mask};
+use super::{ClassLimits, MachineState, MaskConstraints, ServiceClassId, TaskState, nearest_mask};
 use crate::{
-    CacheId, CacheShare, Capabilities, GroupId, IndexSet, PartitionSupport, Plan, PlanItem,
-    RefusalReason, RefusedItem, ShareMember, TaskId, Units,
+    CacheId, Capabilities, GroupId, IndexSet, PartitionSupport, Plan, PlanItem, RefusalReason,
+    RefusedItem, ShareMember, TaskId, Units,
 };
 
 /// A share of the plan: its group and its cache.
 pub type ShareKey = (GroupId, CacheId);
 
-/// Threads that have the same masks.
+/// Threads that have the same limits.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ServiceClass {
     /// The shares that form it, in ascending order; several of one cache if groups have the same mask.
     pub shares: Vec<ShareKey>,
-    /// Ways that its members may fill; a cache in which they have no share is omitted.
-    pub masks: WayMasks,
+    /// The limits of bandwidth that form it, in ascending order.
+    pub bandwidth_limits: Vec<ShareKey>,
+    /// Ways that its members may fill, and limits of their traffic; a cache in which they have neither is omitted.
+    pub limits: ClassLimits,
     /// Members in order of arrival.
     pub members: Vec<TaskId>,
 }
@@ -41,16 +43,25 @@ impl ServiceClass {
     }
 
     pub(super) fn items(&self) -> Vec<PlanItem> {
-        self.shares
-            .iter()
+        let shares = self.shares.iter();
+        let limits = self.bandwidth_limits.iter();
+        shares
             .map(|&(group, cache)| PlanItem::Share(group, cache))
+            .chain(limits.map(|&(group, cache)| PlanItem::Bandwidth(group, cache)))
             .collect()
     }
 }
 
-fn is_member(share: &CacheShare, task: &TaskState) -> bool {
-    share.members.contains(&ShareMember::Task(task.task))
-        || share.members.contains(&ShareMember::Process(task.process))
+fn is_member(members: &[ShareMember], task: &TaskState) -> bool {
+    members.contains(&ShareMember::Task(task.task))
+        || members.contains(&ShareMember::Process(task.process))
+}
+
+/// The masks and limits of a task, each with its group.
+#[derive(Default)]
+struct LimitRow {
+    masks: BTreeMap<CacheId, (GroupId, IndexSet)>,
+    bandwidth: BTreeMap<CacheId, (GroupId, u32)>,
 }
 
 fn find_mask_constraints(
@@ -87,10 +98,10 @@ pub(super) fn build_classes(
     capabilities: &Capabilities,
 ) -> (Vec<ServiceClass>, Vec<RefusedItem>) {
     let mut refused_items = Vec::new();
-    let mut mask_rows: Vec<(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)> = state
+    let mut rows: Vec<(TaskId, LimitRow)> = state
         .tasks
         .iter()
-        .map(|task| (task.task, BTreeMap::new()))
+        .map(|task| (task.task, LimitRow::default()))
         .collect();
     for share in &plan.shares {
         let Units::Ways { mask } = &share.units else {
@@ -123,13 +134,15 @@ pub(super) fn build_classes(
             }
         };
         let mut conflicts: Vec<String> = Vec::new();
-        let members = state.tasks.iter().zip(&mut mask_rows);
-        for (task, (_, row)) in members.filter(|(task, _)| task.movable && is_member(share, task)) {
+        let members = state.tasks.iter().zip(&mut rows);
+        for (task, (_, row)) in
+            members.filter(|(task, _)| task.movable && is_member(&share.members, task))
+        {
             if let Some(owner) = &task.class_owner {
                 refuse_share(RefusalReason::OwnedByOther, owner.clone());
                 continue;
             }
-            match row.get(&share.cache) {
+            match row.masks.get(&share.cache) {
                 Some((group, other_mask)) if *other_mask != mask => {
                     conflicts.push(format!(
                         "task {} keeps the ways of group {}",
@@ -137,7 +150,7 @@ pub(super) fn build_classes(
                     ));
                 }
                 _ => {
-                    row.insert(share.cache, (share.group, mask.clone()));
+                    row.masks.insert(share.cache, (share.group, mask.clone()));
                 }
             }
         }
@@ -148,11 +161,12 @@ pub(super) fn build_classes(
             );
         }
     }
-    let mut classes = group_by_row(&mask_rows);
+    add_bandwidth_limits(plan, state, capabilities, &mut rows, &mut refused_items);
+    let mut classes = group_by_row(&rows);
     if let Some(max_classes) = state.limits.max_classes {
         for class in classes.split_off((max_classes as usize).min(classes.len())) {
             let message =
-                format!("more combinations of masks than the {max_classes} classes of service");
+                format!("more combinations of limits than the {max_classes} classes of service");
             let refuse_for_capacity = |item| RefusedItem {
                 item,
                 reason: RefusalReason::NoCapacity,
@@ -164,30 +178,93 @@ pub(super) fn build_classes(
     (classes, refused_items)
 }
 
-fn group_by_row(rows: &[(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)]) -> Vec<ServiceClass> {
+/// Adds the limits of bandwidth to the rows of their members, and refuses impossible ones.
+fn add_bandwidth_limits(
+    plan: &Plan,
+    state: &MachineState,
+    capabilities: &Capabilities,
+    rows: &mut [(TaskId, LimitRow)],
+    refused_items: &mut Vec<RefusedItem>,
+) {
+    for limit in &plan.bandwidth {
+        let mut refuse_limit = |reason, message: String| {
+            refused_items.push(RefusedItem {
+                item: PlanItem::Bandwidth(limit.group, limit.cache),
+                reason,
+                message,
+            });
+        };
+        let Some(support) = capabilities.bandwidth_of(limit.cache) else {
+            refuse_limit(
+                RefusalReason::NotSupported,
+                format!("no bandwidth can be limited behind cache {}", limit.cache.0),
+            );
+            continue;
+        };
+        let level = support.nearest_level(limit.level);
+        if level != limit.level {
+            let describe = |level| support.unit.describe(level);
+            refuse_limit(
+                RefusalReason::NotSupported,
+                format!("{} became {}", describe(limit.level), describe(level)),
+            );
+        }
+        let members = state.tasks.iter().zip(&mut *rows);
+        for (task, (_, row)) in
+            members.filter(|(task, _)| task.movable && is_member(&limit.members, task))
+        {
+            if let Some(owner) = &task.class_owner {
+                refuse_limit(RefusalReason::OwnedByOther, owner.clone());
+                continue;
+            }
+            // A limit at the maximum limits nothing, so it needs no class.
+            if level < support.max_level {
+                row.bandwidth
+                    .entry(limit.cache)
+                    .or_insert((limit.group, level));
+            }
+        }
+    }
+}
+
+fn group_by_row(rows: &[(TaskId, LimitRow)]) -> Vec<ServiceClass> {
     let mut classes: Vec<ServiceClass> = Vec::new();
-    for (task, row) in rows.iter().filter(|(_, row)| !row.is_empty()) {
-        let masks: WayMasks = row
-            .iter()
-            .map(|(&cache, (_, mask))| (cache, mask.clone()))
-            .collect();
+    let is_limited = |row: &LimitRow| !row.masks.is_empty() || !row.bandwidth.is_empty();
+    for (task, row) in rows.iter().filter(|(_, row)| is_limited(row)) {
+        let limits = ClassLimits {
+            masks: row
+                .masks
+                .iter()
+                .map(|(&cache, (_, mask))| (cache, mask.clone()))
+                .collect(),
+            bandwidth: row
+                .bandwidth
+                .iter()
+                .map(|(&cache, &(_, level))| (cache, level))
+                .collect(),
+        };
         let index = classes
             .iter()
-            .position(|class| class.masks == masks)
+            .position(|class| class.limits == limits)
             .unwrap_or_else(|| {
                 classes.push(ServiceClass {
-                    masks,
+                    limits,
                     ..ServiceClass::default()
                 });
                 classes.len() - 1
             });
         let class = &mut classes[index];
         class.members.push(*task);
+        let shares = row.masks.iter().map(|(&cache, &(group, _))| (group, cache));
+        class.shares.extend(shares);
+        let bandwidth = row.bandwidth.iter();
         class
-            .shares
-            .extend(row.iter().map(|(&cache, &(group, _))| (group, cache)));
-        class.shares.sort_unstable();
-        class.shares.dedup();
+            .bandwidth_limits
+            .extend(bandwidth.map(|(&cache, &(group, _))| (group, cache)));
+        for keys in [&mut class.shares, &mut class.bandwidth_limits] {
+            keys.sort_unstable();
+            keys.dedup();
+        }
     }
     classes
 }

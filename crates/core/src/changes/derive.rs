@@ -5,7 +5,7 @@
 //! a cpuset cannot lose CPUs that its children use (version 1; in version 2 they would silently
 //! lose them too). So the steps have one order: Gangs stop. Groups widen from the top down, then
 //! narrow from the bottom up. Tasks move and get their weights. Classes of service are created, get
-//! their ways and their members, and unused ones are removed. Processes get their colors. Gangs
+//! their ways, limits and members, and unused ones are removed. Processes get their colors. Gangs
 //! start.
 //!
 //! For example, a group and its child are confined to CPUs 0-1, and both are to have 2-3. The
@@ -22,8 +22,8 @@ use super::classes::{ServiceClass, assign_class_ids, build_classes};
 use super::cpuset_steps::{CpusetStep, cpuset_steps};
 use super::state::{TaskState, is_below};
 use super::{
-    Change, ChangeId, ChangeKind, ColorAssignment, CpusetGroup, MachineState, ServiceClassId,
-    WayMasks,
+    Change, ChangeId, ChangeKind, ClassLimits, ColorAssignment, CpusetGroup, MachineState,
+    ServiceClassId,
 };
 use crate::{
     Ability, CacheShare, Capabilities, CpuSet, GangSchedule, PageMigration, Plan, PlanItem,
@@ -64,7 +64,7 @@ pub fn derive_changes(
     let widening_changes = builder.confine_groups();
     let move_changes = builder.move_tasks(&schedules, &widening_changes);
     builder.set_weights();
-    builder.divide_ways();
+    builder.limit_classes();
     builder.color_pages();
     builder.start_gangs(&schedules, &stop_changes, &move_changes);
     builder.change_list
@@ -363,7 +363,7 @@ impl ChangeListBuilder<'_> {
         }
     }
 
-    fn divide_ways(&mut self) {
+    fn limit_classes(&mut self) {
         let (classes, refused_items) = build_classes(self.plan, self.state, self.capabilities);
         self.change_list.refused_items.extend(refused_items);
         let ids = assign_class_ids(&classes, self.state);
@@ -376,18 +376,18 @@ impl ChangeListBuilder<'_> {
         {
             let kind = ChangeKind::CreateClass {
                 class,
-                masks: WayMasks::new(),
+                limits: ClassLimits::default(),
             };
             create_changes.insert(class, self.push(service_class.items(), [], kind));
         }
         let mut ready_changes = create_changes.clone();
         for (&class, content) in &classes_by_id {
-            let current_masks = self.state.classes.get(&class).cloned().unwrap_or_default();
-            if current_masks != content.masks {
+            let current_limits = self.state.classes.get(&class).cloned().unwrap_or_default();
+            if current_limits != content.limits {
                 let kind = ChangeKind::Schemata {
                     class,
-                    from: current_masks,
-                    to: content.masks.clone(),
+                    from: current_limits,
+                    to: content.limits.clone(),
                 };
                 ready_changes.insert(
                     class,
@@ -424,7 +424,7 @@ impl ChangeListBuilder<'_> {
                 leave_changes.entry(class).or_default().push(id);
             }
         }
-        for (&class, masks) in self
+        for (&class, limits) in self
             .state
             .classes
             .iter()
@@ -436,7 +436,7 @@ impl ChangeListBuilder<'_> {
                 dependencies,
                 ChangeKind::RemoveClass {
                     class,
-                    masks: masks.clone(),
+                    limits: limits.clone(),
                 },
             );
         }

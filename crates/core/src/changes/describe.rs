@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Change, ChangeKind, ColorAssignment, ServiceClassId, WayMasks};
+use super::{Change, ChangeKind, ClassLimits, ColorAssignment, ServiceClassId};
 use crate::{CpuSet, GangSchedule, PageMigration};
 
 impl fmt::Display for Change {
@@ -46,15 +46,15 @@ impl fmt::Display for ChangeKind {
                     describe_cpus(from)
                 )
             }
-            ChangeKind::CreateClass { class, masks } if masks.is_empty() => {
+            ChangeKind::CreateClass { class, limits } if limits.is_empty() => {
                 write!(out, "create class of service {}", class.0)
             }
-            ChangeKind::CreateClass { class, masks } => {
+            ChangeKind::CreateClass { class, limits } => {
                 write!(
                     out,
                     "create class of service {} with {}",
                     class.0,
-                    describe_ways(masks)
+                    describe_limits(limits)
                 )
             }
             ChangeKind::Schemata { class, from, to } => {
@@ -62,8 +62,8 @@ impl fmt::Display for ChangeKind {
                     out,
                     "give class of service {} {} (was {})",
                     class.0,
-                    describe_ways(to),
-                    describe_ways(from)
+                    describe_limits(to),
+                    describe_limits(from)
                 )
             }
             ChangeKind::Member {
@@ -110,17 +110,19 @@ fn describe_cpus(cpus: &CpuSet) -> String {
     }
 }
 
-fn describe_ways(masks: &WayMasks) -> String {
-    let describe_mask = |(cache, mask): (&crate::CacheId, &crate::IndexSet)| {
-        format!("ways {mask} of cache {}", cache.0)
-    };
-    match masks.is_empty() {
+fn describe_limits(limits: &ClassLimits) -> String {
+    let masks = limits
+        .masks
+        .iter()
+        .map(|(cache, mask)| format!("ways {mask} of cache {}", cache.0));
+    let levels = limits
+        .bandwidth
+        .iter()
+        .map(|(cache, level)| format!("bandwidth {level} behind cache {}", cache.0));
+    let texts: Vec<String> = masks.chain(levels).collect();
+    match texts.is_empty() {
         true => "all ways".to_string(),
-        false => masks
-            .iter()
-            .map(describe_mask)
-            .collect::<Vec<_>>()
-            .join(", "),
+        false => texts.join(", "),
     }
 }
 

@@ -34,12 +34,40 @@ pub use state::{ActuationLimits, MachineState, TaskState, TrackedObject};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct ChangeId(pub u32);
 
-/// A class of service that cachemate created: threads under the same way masks.
+/// A class of service that cachemate created: threads under the same way masks and limits of bandwidth.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct ServiceClassId(pub u32);
 
 /// Way masks by cache. A cache that is missing has the mask that the class got at its creation.
 pub type WayMasks = BTreeMap<CacheId, IndexSet>;
+
+/// The settings of a class of service, by cache. A cache that is missing has the setting that the class got at its
+/// creation.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ClassLimits {
+    /// Ways that the members may fill.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub masks: WayMasks,
+    /// Limits of traffic to memory, in the unit of the machine.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub bandwidth: BTreeMap<CacheId, u32>,
+}
+
+impl ClassLimits {
+    /// Whether nothing is limited.
+    pub fn is_empty(&self) -> bool {
+        self.masks.is_empty() && self.bandwidth.is_empty()
+    }
+}
+
+impl From<WayMasks> for ClassLimits {
+    fn from(masks: WayMasks) -> Self {
+        ClassLimits {
+            masks,
+            bandwidth: BTreeMap::new(),
+        }
+    }
+}
 
 /// A group of processes (a cgroup) that the operator confines to some CPUs, whatever the policy decides.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -99,17 +127,17 @@ pub enum ChangeKind {
     CreateClass {
         /// The class to create.
         class: ServiceClassId,
-        /// Initial masks of the class; a missing cache has the machine's default for a new class.
-        masks: WayMasks,
+        /// Initial limits of the class; a missing cache has the machine's default for a new class.
+        limits: ClassLimits,
     },
-    /// Changes the masks of a class of service of cachemate.
+    /// Changes the limits of a class of service of cachemate.
     Schemata {
         /// The class; its members stay in it.
         class: ServiceClassId,
-        /// Masks before.
-        from: WayMasks,
-        /// Masks after.
-        to: WayMasks,
+        /// Limits before.
+        from: ClassLimits,
+        /// Limits after.
+        to: ClassLimits,
     },
     /// Changes the class of a task; `None` if it is in no class of cachemate.
     Member {
@@ -126,8 +154,8 @@ pub enum ChangeKind {
     RemoveClass {
         /// The class to remove.
         class: ServiceClassId,
-        /// Masks of the class, so that it can be created again.
-        masks: WayMasks,
+        /// Limits of the class, so that it can be created again.
+        limits: ClassLimits,
     },
     /// Changes the colors of a process; `None` means all colors.
     Colors {
@@ -212,7 +240,7 @@ impl ChangeKind {
                 from: to,
                 to: from,
             },
-            CreateClass { class, masks } => RemoveClass { class, masks },
+            CreateClass { class, limits } => RemoveClass { class, limits },
             Schemata { class, from, to } => Schemata {
                 class,
                 from: to,
@@ -229,7 +257,7 @@ impl ChangeKind {
                 from: to,
                 to: from,
             },
-            RemoveClass { class, masks } => CreateClass { class, masks },
+            RemoveClass { class, limits } => CreateClass { class, limits },
             Colors { process, from, to } => Colors {
                 process,
                 from: to,

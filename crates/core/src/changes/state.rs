@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ChangeKind, ColorAssignment, ServiceClassId, StaleChange, WayMasks};
+use super::{ChangeKind, ClassLimits, ColorAssignment, ServiceClassId, StaleChange};
 use crate::{CacheId, CpuSet, GangSchedule, IndexSet, ProcessId, TaskId};
 
 /// An object that is changed and restored.
@@ -72,7 +72,7 @@ pub struct MachineState {
     /// CPUs by confined group; the empty set means the parent's CPUs.
     pub groups: BTreeMap<String, TrackedObject<CpuSet>>,
     /// Classes of cachemate.
-    pub classes: BTreeMap<ServiceClassId, WayMasks>,
+    pub classes: BTreeMap<ServiceClassId, ClassLimits>,
     /// Ways that another tool uses exclusively.
     pub reserved_ways: BTreeMap<CacheId, IndexSet>,
     /// Colors by process, for processes whose pages can be colored.
@@ -124,8 +124,8 @@ impl MachineState {
                 replace_if_current(&mut weight.current, from, to)
             }
             ChangeKind::Cpuset { group, from, to } => self.confine(group, from, to),
-            ChangeKind::CreateClass { class, masks } => {
-                match self.classes.insert(*class, masks.clone()) {
+            ChangeKind::CreateClass { class, limits } => {
+                match self.classes.insert(*class, limits.clone()) {
                     None => Ok(()),
                     Some(_) => Err("the class is there already"),
                 }
@@ -143,13 +143,13 @@ impl MachineState {
                 }
                 replace_if_current(&mut self.movable_task(*task)?.class, from, to)
             }
-            ChangeKind::RemoveClass { class, masks } => {
+            ChangeKind::RemoveClass { class, limits } => {
                 if self.tasks.iter().any(|task| task.class == Some(*class)) {
                     return Err("the class has members");
                 }
                 match self.classes.remove(class) {
-                    Some(removed_masks) if removed_masks == *masks => Ok(()),
-                    _ => Err("there is no such class, or its masks differ"),
+                    Some(removed_limits) if removed_limits == *limits => Ok(()),
+                    _ => Err("there is no such class, or its limits differ"),
                 }
             }
             ChangeKind::Colors { process, from, to } => {

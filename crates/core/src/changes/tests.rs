@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    Capabilities, Cpu, CpuId, Gang, GroupId, PartitionSupport, Plan, RefusalReason, ShareMember,
-    Topology, Units, WindowLength,
+    BandwidthLimit, BandwidthSupport, BandwidthUnit, Capabilities, Cpu, CpuId, Gang, GroupId,
+    PartitionSupport, Plan, RefusalReason, ShareMember, Topology, Units, WindowLength,
 };
 
 const CPUS: u32 = 6;
@@ -28,6 +28,17 @@ fn sample_topology() -> Topology {
     }
 }
 
+/// Steps of ten percent, as on Intel.
+fn sample_bandwidth() -> BandwidthSupport {
+    BandwidthSupport {
+        unit: BandwidthUnit::Percent,
+        min_level: 10,
+        step: 10,
+        max_level: 100,
+        max_groups: 4,
+    }
+}
+
 fn sample_capabilities() -> Capabilities {
     let ways = PartitionSupport::Ways {
         ways: WAYS,
@@ -46,6 +57,7 @@ fn sample_capabilities() -> Capabilities {
     Capabilities {
         abilities: BTreeMap::new(),
         partitions,
+        bandwidth: vec![(CacheId(0), sample_bandwidth())],
         min_window_ns: 1,
         min_slice_ns: None,
     }
@@ -99,8 +111,9 @@ fn arbitrary_inputs() -> impl Strategy<Value = ChangeInputs> {
     let tasks = proptest::collection::vec((any::<bool>(), pair(), 0..3u32), TASKS as usize - 1);
     let shares = proptest::collection::vec((0..3u32, 0..2u32, any::<bool>(), pair()), 0..4);
     let gangs = (0..3u32, 1..3u64);
+    let limits = proptest::collection::vec((0..3u32, 1..10u32), 0..3);
     let groups = (0..4u32, pair(), pair());
-    (tasks, shares, gangs, groups).prop_map(|(tasks, shares, gangs, groups)| {
+    (tasks, shares, limits, gangs, groups).prop_map(|(tasks, shares, limits, gangs, groups)| {
         let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
         for (index, (placed, (first, width), weight)) in tasks.into_iter().enumerate() {
             let task = TaskId(index as u32);
@@ -127,6 +140,14 @@ fn arbitrary_inputs() -> impl Strategy<Value = ChangeInputs> {
                 members,
                 cache: CacheId(cache),
                 units,
+            });
+        }
+        for (index, (process, tens)) in limits.into_iter().enumerate() {
+            plan.bandwidth.push(BandwidthLimit {
+                group: GroupId(index as u32),
+                members: vec![ShareMember::Process(ProcessId(process))],
+                cache: CacheId(0),
+                level: 10 * tens,
             });
         }
         let gang = |task: u32| Gang {
@@ -224,7 +245,14 @@ fn assert_plan_in_force(inputs: &ChangeInputs, state: &MachineState, derived: &C
             .class
             .map(|class| state.classes[&class].clone())
             .unwrap_or_default();
-        assert_eq!(class, masks);
+        assert_eq!(class.masks, masks);
+        let mut levels = BTreeMap::new();
+        for limit in &inputs.plan.bandwidth {
+            if limit.members.contains(&ShareMember::Process(task.process)) {
+                levels.entry(limit.cache).or_insert(limit.level);
+            }
+        }
+        assert_eq!(class.bandwidth, levels);
     }
     for (process, colors) in &state.colors {
         let is_of_process = |share: &&crate::CacheShare| {
@@ -364,7 +392,13 @@ fn every_change_prints_as_one_plain_line() {
         slice_ns: 20_000_000,
         gangs: vec![gang([1, 2], 1), gang([3, 4], 2)],
     };
-    let masks = || WayMasks::from([(CacheId(0), set("0-3")), (CacheId(1), set("4"))]);
+    let masks = || -> ClassLimits {
+        WayMasks::from([(CacheId(0), set("0-3")), (CacheId(1), set("4"))]).into()
+    };
+    let limits = ClassLimits {
+        bandwidth: BTreeMap::from([(CacheId(1), 50)]),
+        ..masks()
+    };
     let colors = || {
         Some(ColorAssignment {
             allowed: set("0-7"),
@@ -402,17 +436,21 @@ fn every_change_prints_as_one_plain_line() {
         (
             ChangeKind::CreateClass {
                 class,
-                masks: WayMasks::new(),
+                limits: ClassLimits::default(),
             },
             "create class of service 1",
         ),
         (
             ChangeKind::Schemata {
                 class,
-                from: WayMasks::new(),
+                from: ClassLimits::default(),
                 to: masks(),
             },
             "give class of service 1 ways 0-3 of cache 0, ways 4 of cache 1 (was all ways)",
+        ),
+        (
+            ChangeKind::CreateClass { class, limits },
+            "create class of service 1 with ways 0-3 of cache 0, ways 4 of cache 1, bandwidth 50 behind cache 1",
         ),
         (
             ChangeKind::Member {
@@ -426,14 +464,14 @@ fn every_change_prints_as_one_plain_line() {
         (
             ChangeKind::RemoveClass {
                 class,
-                masks: masks(),
+                limits: masks(),
             },
             "remove class of service 1",
         ),
         (
             ChangeKind::RemoveClass {
                 class,
-                masks: masks(),
+                limits: masks(),
             }
             .inverse(),
             "create class of service 1 with ways 0-3 of cache 0, ways 4 of cache 1",
@@ -613,7 +651,7 @@ fn unsupported_items_are_refused_and_the_rest_applied() {
             (OwnedByOther, "somebody else's"),
             (
                 NoCapacity,
-                "more combinations of masks than the 1 classes of service"
+                "more combinations of limits than the 1 classes of service"
             ),
             (
                 NotSupported,
@@ -637,6 +675,45 @@ fn unsupported_items_are_refused_and_the_rest_applied() {
     );
 }
 
+/// Is a limit between two steps raised to the next one and reported, one at the maximum no class, and one behind a cache
+/// without limits refused?
+#[test]
+fn limits_of_bandwidth_become_those_of_the_hardware() {
+    let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
+    for (group, cache, level) in [(0, 0, 33), (1, 0, 100), (2, 1, 50)] {
+        plan.bandwidth.push(BandwidthLimit {
+            group: GroupId(group),
+            members: vec![ShareMember::Process(ProcessId(group))],
+            cache: CacheId(cache),
+            level,
+        });
+    }
+    let inputs = ChangeInputs {
+        plan,
+        confined: Vec::new(),
+    };
+    let derived = derive_for(&inputs, &start());
+    let messages: Vec<&str> = derived
+        .refused_items
+        .iter()
+        .map(|refused| &*refused.message)
+        .collect();
+    assert_eq!(
+        messages,
+        [
+            "33 % became 40 %",
+            "no bandwidth can be limited behind cache 1"
+        ]
+    );
+    let classes: Vec<_> = derived.classes.values().collect();
+    assert_eq!(classes.len(), 1, "{classes:?}");
+    assert_eq!(classes[0].limits.bandwidth, [(CacheId(0), 40)].into());
+    assert_eq!(classes[0].members, [TaskId(0), TaskId(1)]);
+    let support = sample_bandwidth();
+    let nearest = [0, 10, 11, 95, 101].map(|level| support.nearest_level(level));
+    assert_eq!(nearest, [10, 10, 20, 100, 100]);
+}
+
 /// Do classes keep the hardware class of most of their members, and reuse free ones before new ones are created?
 #[test]
 fn classes_keep_hardware_classes_then_reuse_then_create_them() {
@@ -645,7 +722,7 @@ fn classes_keep_hardware_classes_then_reuse_then_create_them() {
         state.tasks[index].class = Some(ServiceClassId(class));
     }
     state.classes = [0, 1, 4]
-        .map(|class| (ServiceClassId(class), WayMasks::new()))
+        .map(|class| (ServiceClassId(class), ClassLimits::default()))
         .into();
     let class = |members: &[u32]| ServiceClass {
         members: members.iter().map(|&id| TaskId(id)).collect(),

@@ -216,6 +216,42 @@ impl IntervalEngine {
                 self.update_core_stalls(model_index, slot);
             }
         }
+        self.limit_bandwidth(model_index);
+    }
+
+    /// Delays the tasks whose traffic is limited, so that they stay within their limits with the present waits at memory.
+    ///
+    /// Every line of a group is delayed by the same number of cycles. A longer delay gives less traffic, so the number is
+    /// found by halving an interval: at `tasks / cap` cycles a line, tasks that did nothing but fetch would just reach the
+    /// cap.
+    fn limit_bandwidth(&mut self, model_index: usize) {
+        for limit in &self.bandwidth_limits[model_index] {
+            let is_here = |slot: &u32| {
+                self.slots.model_index[*slot as usize] == model_index as u32
+                    && !self.slots.is_off_cpu(*slot as usize)
+                    && self.slots.memory_demand[*slot as usize].lines > 0.0
+            };
+            let slots: Vec<u32> = limit.slots.iter().copied().filter(is_here).collect();
+            let groups: Vec<(&[u32], f32)> = match limit.cap {
+                TrafficCap::LinesPerCycle(cap) => vec![(&slots, cap)],
+                TrafficCap::RequestShare(share) => slots
+                    .chunks(1)
+                    .map(|slot| {
+                        let cpu_share = self.slots.memory_demand[slot[0] as usize].cpu_share;
+                        (slot, share * cpu_share * self.memory.max_lines_per_cycle())
+                    })
+                    .collect(),
+            };
+            for (slots, cap) in groups {
+                let delay = line_delay(&self.slots, slots, cap);
+                for &slot in slots {
+                    let slot = slot as usize;
+                    let delay_cycles = delay * self.slots.memory_demand[slot].lines;
+                    self.slots.memory_demand[slot].cycles += delay_cycles;
+                    self.slots.extra_cycles_per_instr[slot] += delay_cycles;
+                }
+            }
+        }
     }
 
     /// Updates the extra cycles per instruction that the core's other contexts and remote lines cause.
@@ -474,6 +510,37 @@ impl IntervalEngine {
             self.register_rate(slot, model_index as usize, 0.0);
         }
     }
+}
+
+/// Number of halvings that find the delay of a line, to a millionth of its largest value.
+const DELAY_HALVINGS: u32 = 20;
+
+/// The delay of each line in cycles with which these tasks transfer no more than `cap` lines per cycle.
+fn line_delay(slots: &Slots, tasks: &[u32], cap: f32) -> f32 {
+    let traffic = |delay: f32| -> f32 {
+        let of_task = |slot: &u32| {
+            let demand = &slots.memory_demand[*slot as usize];
+            let cycles = demand.cycles + demand.queued_cycles + delay * demand.lines;
+            demand.cpu_share * demand.lines / cycles
+        };
+        tasks.iter().map(of_task).sum()
+    };
+    if traffic(0.0) <= cap {
+        return 0.0;
+    }
+    let shares = tasks
+        .iter()
+        .map(|slot| slots.memory_demand[*slot as usize].cpu_share);
+    let (mut low, mut high) = (0.0, shares.sum::<f32>() / cap.max(1e-9));
+    for _ in 0..DELAY_HALVINGS {
+        let middle = 0.5 * (low + high);
+        if traffic(middle) > cap {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    high
 }
 
 fn cpu_load(run_queues: &RunQueues, slots: &Slots, cpu: u32) -> f32 {

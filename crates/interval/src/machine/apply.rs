@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    ActiveShare, ActuationLimits, AppliedPlan, CacheId, Change, ChangeKind, ColorAssignment, CpuId,
-    CpuSet, GangSchedule, IndexSet, MachineState, PageMigration, PendingItem, Plan, PlanItem,
-    ProcessId, RefusalReason, RefusedItem, ShareMember, TaskId, TaskState, TrackedObject, Units,
-    derive_changes, refused_items, run,
+    ActiveShare, ActuationLimits, AppliedPlan, BandwidthLimit, CacheId, Change, ChangeKind,
+    ClassLimits, ColorAssignment, CpuId, CpuSet, GangSchedule, IndexSet, MachineState,
+    PageMigration, PendingItem, Plan, PlanItem, ProcessId, RefusalReason, RefusedItem,
+    ServiceClassId, ShareMember, TaskId, TaskState, TrackedObject, Units, derive_changes,
+    refused_items, run,
 };
 
 use super::{IntervalMachine, IntervalTask, cache_parts};
+use crate::engine::{TrafficCap, TrafficLimit};
 use crate::run_queues::QueueRotation;
 
 /// A migration of a process's pages to other colors.
@@ -69,6 +71,7 @@ impl IntervalMachine {
         }
         self.plan = plan.clone();
         self.divide_caches();
+        self.limit_bandwidth();
         self.apply_probes(plan, &mut refusals);
         let mut applied_plan = self.read_back();
         applied_plan.refused = refusals;
@@ -145,11 +148,11 @@ impl IntervalMachine {
                 let slot = self.slot_of(*task).ok_or_else(refuse_exited)?;
                 self.engine.run_queues.set_weight(slot, *to);
             }
-            ChangeKind::CreateClass { class, masks }
+            ChangeKind::CreateClass { class, limits }
             | ChangeKind::Schemata {
-                class, to: masks, ..
+                class, to: limits, ..
             } => {
-                self.classes.insert(*class, masks.clone());
+                self.classes.insert(*class, limits.clone());
             }
             ChangeKind::RemoveClass { class, .. } => {
                 self.classes.remove(class);
@@ -325,7 +328,11 @@ impl IntervalMachine {
             for interval_task in self.live_tasks() {
                 let class_ways = || {
                     Some((
-                        self.classes.get(&interval_task.class?)?.get(cache)?.clone(),
+                        self.classes
+                            .get(&interval_task.class?)?
+                            .masks
+                            .get(cache)?
+                            .clone(),
                         level_ways,
                     ))
                 };
@@ -374,6 +381,38 @@ impl IntervalMachine {
         }
     }
 
+    /// Limits the traffic behind every contended cache as classes require.
+    pub(super) fn limit_bandwidth(&mut self) {
+        let Some(support) = self.spec.memory.bandwidth_limits else {
+            return;
+        };
+        let contended_caches = self.topology.caches.iter().filter(|cache| cache.last_level);
+        let caches: Vec<CacheId> = contended_caches.map(|cache| cache.id).collect();
+        for (cache_index, cache) in caches.iter().enumerate() {
+            let limit_of_class = |(class, limits): (&ServiceClassId, &ClassLimits)| {
+                let level = *limits.bandwidth.get(cache)?;
+                let members = self
+                    .live_tasks()
+                    .filter(|interval_task| interval_task.class == Some(*class));
+                let cap = match support.unit.bytes_per_second() {
+                    None => TrafficCap::RequestShare(level as f32 / 100.0),
+                    Some(bytes) => TrafficCap::LinesPerCycle(
+                        (f64::from(level) * bytes
+                            / self.engine.line_bytes()
+                            / self.spec.hertz as f64) as f32,
+                    ),
+                };
+                Some(TrafficLimit {
+                    cap,
+                    slots: members.map(|interval_task| interval_task.slot).collect(),
+                })
+            };
+            let limits: Vec<TrafficLimit> =
+                self.classes.iter().filter_map(limit_of_class).collect();
+            self.engine.limit_traffic(cache_index, &limits);
+        }
+    }
+
     /// Reads the state in force from the machine.
     pub(super) fn read_back(&self) -> AppliedPlan {
         let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
@@ -415,8 +454,30 @@ impl IntervalMachine {
                 occupancy_bytes: self.share_occupancy(share),
             });
         }
+        applied_plan.bandwidth = self.active_bandwidth();
         applied_plan.cost_ns = self.cost_ns as u64;
         applied_plan
+    }
+
+    /// The limits that the classes of their members have.
+    fn active_bandwidth(&self) -> Vec<BandwidthLimit> {
+        let with_level = |limit: &BandwidthLimit| {
+            let is_member = |interval_task: &&IntervalTask| {
+                limit
+                    .members
+                    .contains(&ShareMember::Task(interval_task.task))
+                    || limit
+                        .members
+                        .contains(&ShareMember::Process(interval_task.process))
+            };
+            let class = self.live_tasks().find(is_member)?.class?;
+            let level = *self.classes.get(&class)?.bandwidth.get(&limit.cache)?;
+            Some(BandwidthLimit {
+                level,
+                ..limit.clone()
+            })
+        };
+        self.plan.bandwidth.iter().filter_map(with_level).collect()
     }
 
     fn share_occupancy(&self, share: &cachemate_core::CacheShare) -> Option<u64> {

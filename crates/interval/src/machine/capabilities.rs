@@ -53,6 +53,13 @@ pub fn model_capabilities(spec: &MachineSpec, topology: &Topology) -> Capabiliti
             Ability::Ways,
             Support::provided(has_ways, "no cache of this machine can be divided by ways"),
         ),
+        (
+            Ability::Bandwidth,
+            Support::provided(
+                spec.memory.bandwidth_limits.is_some(),
+                "this machine limits no bandwidth",
+            ),
+        ),
     ]);
     let last_level_caches = topology.caches.iter().filter(|cache| cache.last_level);
     let partitions = last_level_caches
@@ -61,6 +68,10 @@ pub fn model_capabilities(spec: &MachineSpec, topology: &Topology) -> Capabiliti
     Capabilities {
         abilities,
         partitions,
+        bandwidth: topology
+            .last_level_caches()
+            .filter_map(|cache| Some((cache.id, spec.memory.bandwidth_limits?)))
+            .collect(),
         min_window_ns: 1_000_000,
         min_slice_ns: Some(100_000),
     }

@@ -24,10 +24,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cachemate_core::{
-    AppliedPlan, CacheResize, Capabilities, ColorAssignment, CounterNoise, CpuSet, ExternalTraffic,
-    FieldError, GangSchedule, Goal, Machine, MachineError, MachineEvent, MachineSpec,
-    MachineSpecError, Observation, Plan, ProbeId, ProcessId, ServiceClassId, TaskId, Topology,
-    WayMasks, WindowEnd, WindowLength,
+    AppliedPlan, CacheResize, Capabilities, ClassLimits, ColorAssignment, CounterNoise, CpuSet,
+    ExternalTraffic, FieldError, GangSchedule, Goal, Machine, MachineError, MachineEvent,
+    MachineSpec, MachineSpecError, Observation, Plan, ProbeId, ProcessId, ServiceClassId, TaskId,
+    Topology, WindowEnd, WindowLength,
 };
 
 pub use results::{IntervalResults, JobResults};
@@ -168,8 +168,8 @@ pub struct IntervalMachine {
     external_slots: BTreeMap<u32, u32>,
     remaining_shares: BTreeMap<u32, f64>,
     plan: Plan,
-    /// Ways of each class of service.
-    classes: BTreeMap<ServiceClassId, WayMasks>,
+    /// Ways and bandwidth of each class of service.
+    classes: BTreeMap<ServiceClassId, ClassLimits>,
     /// Colors of the processes that are confined to some colors.
     colors: BTreeMap<ProcessId, ColorAssignment>,
     /// Gangs, in ascending order of their CPUs.

@@ -3,9 +3,9 @@ use crate::closed_form;
 use crate::program::ProgramPhase;
 use cachemate_core::test_support::{NullPredictor, ViewFixture};
 use cachemate_core::{
-    CacheId, CacheShare, CounterEvent, GroupId, IndexSet, PageMigration, PlanItem, ProbeEvidence,
-    ProbeKind, ProbeRequest, RefusalReason, ShareMember, StallCause, Units, WayPartitions,
-    check_plan,
+    BandwidthLimit, BandwidthSupport, BandwidthUnit, CacheId, CacheShare, CounterEvent, GroupId,
+    IndexSet, PageMigration, PlanItem, ProbeEvidence, ProbeKind, ProbeRequest, RefusalReason,
+    ShareMember, StallCause, Units, WayPartitions, check_plan,
 };
 
 const LINES: f64 = 65_536.0;
@@ -98,6 +98,74 @@ fn windows_follow_each_other_with_time_and_counts() {
         .get(CounterEvent::MemoryReadBytes)
         .unwrap();
     assert!((read / 64.0 / misses - 1.0).abs() < 0.01, "{read} {misses}");
+}
+
+/// Does a limited program stay within its limit, in bytes and in percent, does another one gain, and does everything return
+/// with the limit?
+#[test]
+fn a_limit_of_bandwidth_holds_and_helps_the_others() {
+    for (unit, level, max_level) in [
+        (BandwidthUnit::EighthsOfGigabytePerSecond, 2, 2048),
+        (BandwidthUnit::Percent, 5, 100),
+    ] {
+        let mut spec = sample_spec();
+        spec.memory.bytes_per_cycle = 0.5;
+        spec.memory.bandwidth_limits = Some(BandwidthSupport {
+            unit,
+            min_level: 1,
+            step: 1,
+            max_level,
+            max_groups: 4,
+        });
+        let stream = || sample_job("stream", closed_form::stream_phase(64.0, LINES, 0.05));
+        let jobs = vec![stream(), stream()];
+        let mut machine = IntervalMachine::new(&spec, exact_options(), jobs).unwrap();
+        let window = WindowLength::Time { ns: 1_000_000_000 };
+        machine.set_first_window(window);
+        let mut rates = |limit: Option<u32>| {
+            let mut plan = Plan::idle(window);
+            plan.bandwidth.extend(limit.map(|level| BandwidthLimit {
+                group: GroupId(0),
+                members: vec![ShareMember::Task(TaskId(0))],
+                cache: last_cache(&machine),
+                level,
+            }));
+            let applied = machine.apply(&plan).unwrap();
+            assert_eq!(
+                (applied.refused, applied.bandwidth),
+                (vec![], plan.bandwidth)
+            );
+            machine.observe().unwrap();
+            let observation = machine.observe().unwrap().unwrap();
+            [0, 1].map(|index| {
+                let counts = &observation.tasks[index].counts;
+                counts.get(CounterEvent::MemoryReadBytes).unwrap()
+            })
+        };
+        let free = rates(None);
+        let limited = rates(Some(level));
+        let cap = match unit {
+            BandwidthUnit::Percent => {
+                0.05 * f64::from(spec.pipeline.max_misses_in_flight())
+                    / f64::from(spec.memory.local_latency_cycles)
+                    * 64.0
+                    * spec.hertz as f64
+            }
+            _ => 2.0 * 1e9 / 8.0,
+        };
+        assert!(free[0] > 1.2 * cap, "{unit:?}: {free:?}, cap {cap}");
+        let share_of_cap = limited[0] / cap;
+        assert!(
+            (0.95..1.02).contains(&share_of_cap),
+            "{unit:?}: {limited:?}, cap {cap}"
+        );
+        assert!(limited[1] > 1.2 * free[1], "{unit:?}: {free:?} {limited:?}");
+        let again = rates(None);
+        assert!(
+            (again[0] / free[0] - 1.0).abs() < 0.02,
+            "{free:?} {again:?}"
+        );
+    }
 }
 
 /// Does a partition that a plan requests protect from the neighbor, and can it be read back?

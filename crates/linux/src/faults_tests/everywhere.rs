@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use cachemate_core::test_support::topology_fixture;
 use cachemate_core::{
-    CacheId, CacheShare, CpuSet, GroupId, Machine, MachineError, Observation, Plan, ShareMember,
-    TaskId, Units, WindowLength,
+    BandwidthLimit, CacheId, CacheShare, CpuSet, GroupId, Machine, MachineError, Observation, Plan,
+    ShareMember, TaskId, Units, WindowLength,
 };
 
 use super::{apply_individually, host_states, machine_with, one_of_each, with_group};
@@ -266,12 +266,12 @@ fn a_fault_at_any_call_loses_no_original() {
     });
 }
 
-/// The case covers ways, the groups of cachemate, and their members.
+/// The case covers ways, limits of bandwidth, the groups of cachemate, and their members.
 #[test]
 fn a_fault_at_any_call_leaves_no_group() {
     inject_at_every_call(|fault| {
         let dir = state_dir();
-        let cat = FakeCat::new();
+        let cat = FakeCat::with_bandwidth();
         let host = cat_topology();
         let resctrl = resctrl::find(&cat, &host).unwrap();
         let groups = |cat: &FakeCat| cat.groups.borrow().clone();
@@ -298,6 +298,13 @@ fn a_fault_at_any_call_leaves_no_group() {
                 .take(2)
                 .map(share)
                 .collect();
+            let limit = |task: &TaskId| BandwidthLimit {
+                group: GroupId(task.0),
+                members: vec![ShareMember::Task(*task)],
+                cache: CacheId(0),
+                level: 10 * (2 + window as u32),
+            };
+            plan.bandwidth = tasks.iter().take(1).map(limit).collect();
             plan
         };
         let ended = all_of(&mut machine, plan, |cat| cat.fork_child(5, 30));

@@ -9,33 +9,93 @@ use std::io;
 use std::path::Path;
 
 use cachemate_core::{
-    Ability, Cache, CacheId, Capabilities, CpuSet, PartitionSupport, Support, Topology,
+    Ability, BandwidthSupport, Cache, CacheId, Capabilities, CpuSet, PartitionSupport, Support,
+    Topology,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::act::resctrl::{MonitoredEvents, Resctrl, ResctrlUnavailable};
+use crate::act::resctrl::{Resctrl, ResctrlUnavailable};
 use crate::act::{colors, gang_scheduler};
 use crate::kernel::Kernel;
 use crate::sense::counters::{EventSurvey, EventUnavailable};
 use crate::sense::miss_trace::find_tracer;
 use crate::sense::probes::{intensity, watchpoint};
 
+mod resctrl_checks;
+
 /// One way to measure or to act.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CapabilityCheck {
     /// Name of the measurement or change, for display.
     pub name: String,
-    /// Whether it was tried on this host and works.
-    pub works: bool,
+    /// Whether it works on this host, could work, or does not exist.
+    pub state: FacilityState,
     /// Its limits if it works, otherwise the reason.
     pub detail: String,
-    /// The way to make it work.
+    /// The way to make it work, or to mend what limits it.
     pub remedy: Option<String>,
     /// Effect of its absence.
     pub consequence: String,
     /// Abilities of the machine that policies derive from it.
     #[serde(skip)]
     pub abilities: &'static [Ability],
+}
+
+impl CapabilityCheck {
+    /// Was it tried on this host, and did it work?
+    pub fn is_usable(&self) -> bool {
+        self.state == FacilityState::Usable
+    }
+}
+
+/// The state of a facility on this host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FacilityState {
+    /// It was tried and works.
+    Usable,
+    /// It exists but cannot be used as the host is now: a right, an option or a free resource is missing.
+    Unusable,
+    /// The kernel or the processor does not have it.
+    Absent,
+}
+
+impl FacilityState {
+    /// The word that users read.
+    pub fn describe(self) -> &'static str {
+        match self {
+            FacilityState::Usable => "usable",
+            FacilityState::Unusable => "unusable",
+            FacilityState::Absent => "absent",
+        }
+    }
+}
+
+/// A facility that cannot be used.
+#[derive(Clone, PartialEq, Debug)]
+struct MissingFacility {
+    state: FacilityState,
+    reason: String,
+    remedy: Option<String>,
+}
+
+impl MissingFacility {
+    /// One that the kernel or the processor does not have.
+    fn absent(reason: impl Into<String>, remedy: Option<&str>) -> Self {
+        MissingFacility {
+            state: FacilityState::Absent,
+            reason: reason.into(),
+            remedy: remedy.map(str::to_string),
+        }
+    }
+
+    /// One that exists, but cannot be used as the host is now.
+    fn unusable(reason: impl Into<String>, remedy: Option<&str>) -> Self {
+        MissingFacility {
+            state: FacilityState::Unusable,
+            ..MissingFacility::absent(reason, remedy)
+        }
+    }
 }
 
 /// Results for everything that was tried.
@@ -52,20 +112,19 @@ pub struct CapabilitySurvey {
 fn build_check(
     name: &str,
     abilities: &'static [Ability],
-    outcome: Result<String, (String, Option<String>)>,
+    outcome: Result<String, MissingFacility>,
     consequence: &str,
 ) -> CapabilityCheck {
-    let (works, (detail, remedy)) = (
-        outcome.is_ok(),
-        outcome.map_or_else(|absence| absence, |detail| (detail, None)),
-    );
-    let (name, consequence) = (name.to_string(), consequence.to_string());
+    let (state, detail, remedy) = match outcome {
+        Ok(detail) => (FacilityState::Usable, detail, None),
+        Err(missing) => (missing.state, missing.reason, missing.remedy),
+    };
     CapabilityCheck {
-        name,
-        works,
+        name: name.to_string(),
+        state,
         detail,
         remedy,
-        consequence,
+        consequence: consequence.to_string(),
         abilities,
     }
 }
@@ -83,7 +142,7 @@ pub fn survey_capabilities(
         check_counters(events),
         check_intensity_probe(topology, with_calibration),
     );
-    let level = match (counters.works, probe.works) {
+    let level = match (counters.is_usable(), probe.is_usable()) {
         (true, _) => 1,
         (false, true) => 2,
         (false, false) => 3,
@@ -91,7 +150,9 @@ pub fn survey_capabilities(
     let measures = vec![
         counters,
         check_sampling(kernel),
-        check_resctrl_monitoring(resctrl),
+        resctrl_checks::check_monitoring(kernel, resctrl),
+        resctrl_checks::check_package_events(resctrl),
+        resctrl_checks::check_monitor_groups(kernel, resctrl),
         probe,
         check_watchpoints(),
         check_pressure(kernel),
@@ -101,7 +162,10 @@ pub fn survey_capabilities(
         check_affinity(kernel),
         check_weights(kernel),
         check_cpusets(kernel),
-        check_ways(resctrl),
+        resctrl_checks::check_ways(resctrl),
+        resctrl_checks::check_io_ways(kernel, resctrl),
+        resctrl_checks::check_bandwidth(resctrl),
+        resctrl_checks::check_slow_bandwidth(resctrl),
         check_page_colors(topology),
         check_gang_scheduler(kernel, Path::new(gang_scheduler::SOCKET)),
     ];
@@ -127,16 +191,17 @@ fn check_counters(events: &[EventSurvey]) -> CapabilityCheck {
         let absence = absent_events
             .first()
             .and_then(|event| event.absence_reason.as_ref());
-        let remedy = match absence {
-            Some(EventUnavailable::NotPermitted) => {
-                "run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid"
-            }
-            _ => "bare metal, or a hypervisor that exposes the PMU (vPMU)",
-        };
-        Err((
-            absence.map(EventUnavailable::to_string).unwrap_or_default(),
-            Some(remedy.to_string()),
-        ))
+        let reason = absence.map(EventUnavailable::to_string).unwrap_or_default();
+        Err(match absence {
+            Some(EventUnavailable::NotPermitted) => MissingFacility::unusable(
+                reason,
+                Some("run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid"),
+            ),
+            _ => MissingFacility::absent(
+                reason,
+                Some("bare metal, or a hypervisor that exposes the PMU (vPMU)"),
+            ),
+        })
     } else if absent_events.is_empty() {
         Ok(format!(
             "all counted in a loop that must miss: {}",
@@ -160,9 +225,9 @@ fn check_counters(events: &[EventSurvey]) -> CapabilityCheck {
 fn check_sampling(kernel: &dyn Kernel) -> CapabilityCheck {
     let outcome = crate::sense::sampling::find_facility(kernel)
         .map_err(|reason| {
-            (
+            MissingFacility::absent(
                 reason,
-                Some("bare metal, or a hypervisor that passes PEBS or IBS on".to_string()),
+                Some("bare metal, or a hypervisor that passes PEBS or IBS on"),
             )
         })
         .and_then(|facility| match facility.check_usable() {
@@ -171,7 +236,7 @@ fn check_sampling(kernel: &dyn Kernel) -> CapabilityCheck {
                 facility.name,
                 describe_processor(kernel)
             )),
-            Err(error) => Err((
+            Err(error) => Err(MissingFacility::unusable(
                 format!("{}: {error}", facility.name),
                 Some(facility_remedy(&error)),
             )),
@@ -185,22 +250,21 @@ fn check_sampling(kernel: &dyn Kernel) -> CapabilityCheck {
 }
 
 /// The remedy for a sampling facility that exists but cannot be used.
-fn facility_remedy(error: &io::Error) -> String {
-    let remedy = match error.raw_os_error() {
+fn facility_remedy(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => {
             "run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid"
         }
         _ => "bare metal: the hypervisor shows the facility and does not pass it on",
-    };
-    remedy.to_string()
+    }
 }
 
 fn check_miss_traces(kernel: &dyn Kernel, events: &[EventSurvey]) -> CapabilityCheck {
     let outcome = find_tracer(kernel, events)
         .map_err(|reason| {
-            (
+            MissingFacility::absent(
                 reason,
-                Some("bare metal with an Intel server of Haswell or later".to_string()),
+                Some("bare metal with an Intel server of Haswell or later"),
             )
         })
         .and_then(|tracer| match tracer.check_usable() {
@@ -209,7 +273,7 @@ fn check_miss_traces(kernel: &dyn Kernel, events: &[EventSurvey]) -> CapabilityC
                 tracer.name,
                 describe_processor(kernel)
             )),
-            Err(error) => Err((
+            Err(error) => Err(MissingFacility::unusable(
                 format!("{}: {error}", tracer.name),
                 Some(facility_remedy(&error)),
             )),
@@ -232,71 +296,14 @@ fn describe_processor(kernel: &dyn Kernel) -> String {
         .unwrap_or_default()
 }
 
-fn check_resctrl_monitoring(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
-    let outcome = match resctrl {
-        Err(absence) => Err((absence.reason.clone(), absence.remedy.clone())),
-        Ok(Resctrl {
-            mount,
-            counted_events:
-                MonitoredEvents {
-                    has_occupancy: occupancy,
-                    has_total_bytes: total_bytes,
-                    has_local_bytes: local_bytes,
-                },
-            monitored_caches: monitored,
-            ..
-        }) => {
-            let monitored_kinds = [
-                ("occupancy", occupancy),
-                ("traffic", total_bytes),
-                ("traffic of the own node", local_bytes),
-            ];
-            let offered_kinds: Vec<&str> = monitored_kinds
-                .into_iter()
-                .filter(|(_, is_offered)| **is_offered)
-                .map(|(name, _)| name)
-                .collect();
-            match offered_kinds.is_empty() || monitored.is_empty() {
-                true => Err((
-                    format!("{}: nothing is counted", mount.display()),
-                    Some("Intel CMT and MBM".into()),
-                )),
-                false => Ok(format!(
-                    "at {}: {} of {} caches",
-                    mount.display(),
-                    offered_kinds.join(", "),
-                    monitored.len()
-                )),
-            }
-        }
-    };
-    build_check(
-        "cache occupancy and bandwidth (resctrl)",
-        &[Ability::CacheOccupancy],
-        outcome,
-        "occupancy is inferred, not read",
-    )
-}
-
-fn check_ways(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
-    let ways_description = resctrl
-        .as_ref()
-        .map_err(ResctrlUnavailable::clone)
-        .and_then(Resctrl::describe_ways);
-    let outcome = ways_description.map_err(|absence| (absence.reason, absence.remedy));
-    build_check(
-        "way masks (resctrl)",
-        &[Ability::Ways],
-        outcome,
-        "caches are divided by colors or not at all",
-    )
-}
-
 /// Tests page colors with the rights that a daemon would have, which may be fewer than those of the user of `doctor`.
 fn check_page_colors(topology: &Topology) -> CapabilityCheck {
     let outcome = match colors::survey_partitions(topology) {
         Ok(divided_caches) => Ok(colors::describe_partitions(&divided_caches)),
-        Err(absence) => Err((absence.reason, Some(absence.remedy))),
+        Err(absence) => Err(MissingFacility::unusable(
+            absence.reason,
+            Some(&absence.remedy),
+        )),
     };
     build_check(
         "page colors",
@@ -330,9 +337,9 @@ fn shared_cache(topology: &Topology) -> Option<&Cache> {
 
 fn check_intensity_probe(topology: &Topology, must_calibrate: bool) -> CapabilityCheck {
     let outcome = match shared_cache(topology) {
-        None => Err((
-            "the kernel names no last-level cache that two online CPUs share".into(),
-            Some("cachemate topology --probe measures it".to_string()),
+        None => Err(MissingFacility::absent(
+            "the kernel names no last-level cache that two online CPUs share",
+            Some("cachemate topology --probe measures it"),
         )),
         Some(_) if !must_calibrate => Ok("not calibrated (doctor without --quick does)".to_string()),
         Some(cache) => calibrate_prober(cache.size_bytes)
@@ -340,7 +347,9 @@ fn check_intensity_probe(topology: &Topology, must_calibrate: bool) -> Capabilit
                 let (cycles, mib) = (probe.min_miss_cycles(), probe.cache_bytes() >> 20);
                 format!("calibrated: loads of at least {cycles} cycles are misses; the probe can fill about {mib} MiB of the cache")
             })
-            .map_err(|error| (error.to_string(), Some("try again while the host is quieter".to_string()))),
+            .map_err(|error| {
+                MissingFacility::unusable(error.to_string(), Some("try again while the host is quieter"))
+            }),
     };
     build_check(
         "intensity from outside (prime, wait, reload)",
@@ -366,7 +375,7 @@ fn calibrate_prober(cache_bytes: Option<u64>) -> std::io::Result<intensity::Prim
 fn check_watchpoints() -> CapabilityCheck {
     let outcome = watchpoint::test_watchpoint().map_err(|error| {
         let remedy = "CAP_PERFMON, and a hypervisor that passes debug registers on";
-        (error.to_string(), Some(remedy.to_string()))
+        MissingFacility::unusable(error.to_string(), Some(remedy))
     });
     build_check(
         "reuse times by hardware watchpoints",
@@ -381,9 +390,9 @@ fn check_pressure(kernel: &dyn Kernel) -> CapabilityCheck {
     let outcome = if pressure.cpu.is_some() {
         Ok("cpu, memory, io".to_string())
     } else {
-        Err((
-            "no /proc/pressure".into(),
-            Some("a kernel with CONFIG_PSI, booted without psi=0".to_string()),
+        Err(MissingFacility::absent(
+            "no /proc/pressure",
+            Some("a kernel with CONFIG_PSI, booted without psi=0"),
         ))
     };
     build_check(
@@ -402,11 +411,11 @@ fn check_affinity(kernel: &dyn Kernel) -> CapabilityCheck {
             kernel.set_affinity(own_pid, &cpus)?;
             Ok(kernel.affinity(own_pid)? == cpus)
         })
-        .map_err(|error| (error.to_string(), None))
+        .map_err(|error| MissingFacility::unusable(error.to_string(), None))
         .and_then(|is_kept| match is_kept {
             true => Ok("read and set on this process".to_string()),
-            false => Err((
-                "the kernel accepted a mask and kept another".to_string(),
+            false => Err(MissingFacility::unusable(
+                "the kernel accepted a mask and kept another",
                 None,
             )),
         });
@@ -434,12 +443,9 @@ fn check_weights(kernel: &dyn Kernel) -> CapabilityCheck {
     let outcome = if may_raise_priority {
         Ok("nice both ways; gangs by idle turns".to_string())
     } else {
-        let remedy =
-            "root or CAP_SYS_NICE: without it a lowered priority could not be raised again"
-                .to_string();
-        Err((
-            "nice values can only be lowered, never restored".into(),
-            Some(remedy),
+        Err(MissingFacility::unusable(
+            "nice values can only be lowered, never restored",
+            Some("root or CAP_SYS_NICE: without it a lowered priority could not be raised again"),
         ))
     };
     build_check(
@@ -472,24 +478,21 @@ fn check_gang_scheduler(kernel: &dyn Kernel, socket: &Path) -> CapabilityCheck {
             }
             _ => format!("Linux {release} was built without CONFIG_SCHED_CLASS_EXT"),
         };
-        Err((
+        Err(MissingFacility::absent(
             missing_support,
-            Some(
-                "Linux 6.18 or later with CONFIG_SCHED_CLASS_EXT and CONFIG_DEBUG_INFO_BTF"
-                    .to_string(),
-            ),
+            Some("Linux 6.18 or later with CONFIG_SCHED_CLASS_EXT and CONFIG_DEBUG_INFO_BTF"),
         ))
     } else if version.is_some_and(|version| version < FIRST_SUPPORTED) {
-        Err((
+        Err(MissingFacility::unusable(
             format!("Linux {release} has an older interface of sched_ext"),
-            Some("Linux 6.18 or later".to_string()),
+            Some("Linux 6.18 or later"),
         ))
     } else if kernel
         .read(Path::new("/sys/kernel/btf/vmlinux"))
         .is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
     {
-        let remedy = "Linux 6.18 or later with CONFIG_DEBUG_INFO_BTF".to_string();
-        Err((
+        let remedy = "Linux 6.18 or later with CONFIG_DEBUG_INFO_BTF";
+        Err(MissingFacility::unusable(
             format!("Linux {release} has no type information (CONFIG_DEBUG_INFO_BTF)"),
             Some(remedy),
         ))
@@ -506,7 +509,7 @@ fn check_gang_scheduler(kernel: &dyn Kernel, socket: &Path) -> CapabilityCheck {
 }
 
 /// State of the scheduler's loader, by its own report.
-fn query_scheduler(socket: &Path) -> Result<String, (String, Option<String>)> {
+fn query_scheduler(socket: &Path) -> Result<String, MissingFacility> {
     match gang_scheduler::SchedulerClient::new(socket).query_state() {
         Ok(state) if state.kernel == "enabled" => Ok(format!(
             "attached, {} last-level caches, {} threads",
@@ -518,7 +521,7 @@ fn query_scheduler(socket: &Path) -> Result<String, (String, Option<String>)> {
                 .guarded
                 .map(|reason| format!(": {reason}"))
                 .unwrap_or_default();
-            Err((
+            Err(MissingFacility::unusable(
                 format!("the loader runs, the scheduler is detached{guard_reason}"),
                 None,
             ))
@@ -530,9 +533,9 @@ fn query_scheduler(socket: &Path) -> Result<String, (String, Option<String>)> {
                 }
                 _ => "start the loader as root: gangs run (docs/sched-ext.md)",
             };
-            Err((
+            Err(MissingFacility::unusable(
                 format!("the loader does not answer: {error}"),
-                Some(remedy.to_string()),
+                Some(remedy),
             ))
         }
     }
@@ -541,9 +544,9 @@ fn query_scheduler(socket: &Path) -> Result<String, (String, Option<String>)> {
 fn check_cpusets(kernel: &dyn Kernel) -> CapabilityCheck {
     let outcome = match crate::act::cpusets::find_hierarchy(kernel) {
         Some(hierarchy) => Ok(hierarchy.to_string()),
-        None => Err((
-            "no cpuset controller, neither cgroup v1 nor v2".into(),
-            Some("mount cgroup v1 cpuset, or enable +cpuset in cgroup.subtree_control".to_string()),
+        None => Err(MissingFacility::unusable(
+            "no cpuset controller, neither cgroup v1 nor v2",
+            Some("mount cgroup v1 cpuset, or enable +cpuset in cgroup.subtree_control"),
         )),
     };
     build_check(
@@ -555,13 +558,14 @@ fn check_cpusets(kernel: &dyn Kernel) -> CapabilityCheck {
 }
 
 /// Capabilities as policies see them. `partitions` lists how caches can be divided
-/// ([`Resctrl::survey_partitions`]).
+/// ([`Resctrl::partitions`]), and `bandwidth` the limits of their traffic ([`Resctrl::bandwidth_limits`]).
 pub fn policy_capabilities(
     survey: &CapabilitySurvey,
     partitions: Vec<(CacheId, PartitionSupport)>,
+    bandwidth: Vec<(CacheId, BandwidthSupport)>,
     min_window_ns: u64,
 ) -> Capabilities {
-    let support_of = |check: &CapabilityCheck| match check.works {
+    let support_of = |check: &CapabilityCheck| match check.is_usable() {
         true => Support::Yes {
             note: Some(check.detail.clone()),
         },
@@ -599,6 +603,7 @@ pub fn policy_capabilities(
     Capabilities {
         abilities,
         partitions,
+        bandwidth,
         min_window_ns,
         min_slice_ns: Some(5_000_000),
     }

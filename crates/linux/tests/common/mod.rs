@@ -106,6 +106,7 @@ pub fn machine_that_can(
     let capabilities = Capabilities {
         abilities,
         partitions: Vec::new(),
+        bandwidth: Vec::new(),
         min_window_ns: 1,
         min_slice_ns: None,
     };

@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Cache, CacheId, CacheShare, Goal, GroupId, IndexSet, PageMigration, PartitionSupport,
-    ProcessId, Profile, ShareMember, TaskId, TaskSample, Units, View,
+    Cache, CacheId, CacheShare, CounterEvent, CpuSet, Goal, GroupId, IndexSet, PageMigration,
+    PartitionSupport, ProcessId, Profile, ShareMember, TaskId, TaskSample, Units, View,
 };
 
 use super::units::assign;
@@ -88,6 +88,31 @@ impl CacheProcess<'_> {
             let profile = view.profiles.get(&task.task);
             profile.is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
         })
+    }
+
+    /// Returns whether it spent most of its time of this window on these CPUs.
+    pub fn runs_mostly_on(&self, cpus: &CpuSet) -> bool {
+        let times = self.tasks.iter().flat_map(|task| &task.on_cpu_ns);
+        let (here, all) = times.fold((0, 0), |(here, all), (cpu, ns)| {
+            let ns_here = if cpus.contains(cpu.0) { *ns } else { 0 };
+            (here + ns_here, all + ns)
+        });
+        all > 0 && 2 * here > all
+    }
+
+    /// Returns the bytes that it read from memory and wrote to it in this window; `None` if neither was counted.
+    pub fn moved_bytes(&self) -> Option<f64> {
+        let of_task = |task: &&TaskSample| {
+            let count = |event| task.counts.get(event);
+            let read = count(CounterEvent::MemoryReadBytes);
+            let written = count(CounterEvent::MemoryWriteBytes);
+            match (read, written) {
+                (None, None) => count(CounterEvent::MemoryBytes),
+                (read, written) => Some(read.unwrap_or(0.0) + written.unwrap_or(0.0)),
+            }
+        };
+        let bytes = self.tasks.iter().filter_map(of_task);
+        bytes.reduce(|sum, bytes| sum + bytes)
     }
 
     /// Returns its threads.

@@ -9,9 +9,7 @@
 //! Properties: two counters, no model. A program is never stopped, whereas Caladan takes all cores from one if it
 //! must, so that a single aggressor keeps its bandwidth here. Without promises, nothing changes, and what is parked runs again.
 
-use cachemate_core::{
-    CounterEvent, CpuSet, Decision, Plan, Policy, ProcessId, Reason, TaskSample, View, WindowLength,
-};
+use cachemate_core::{CpuSet, Decision, Plan, Policy, ProcessId, Reason, View, WindowLength};
 use serde::Deserialize;
 
 use super::{ParameterError, ParameterRange, parse_parameters};
@@ -65,7 +63,7 @@ impl Policy for Caladan {
         {
             let here: Vec<&CacheProcess<'_>> = processes
                 .iter()
-                .filter(|process| runs_mostly_on(process, cpus))
+                .filter(|process| process.runs_mostly_on(cpus))
                 .collect();
             let slacks = here
                 .iter()
@@ -104,7 +102,7 @@ impl Caladan {
             .iter()
             .filter(|process| !process.is_promised())
             .filter(|process| !self.parked.contains(&process.process))
-            .filter_map(|process| Some((*process, moved_bytes(process)?)))
+            .filter_map(|process| Some((*process, process.moved_bytes()?)))
             .reduce(|a, b| if b.1 > a.1 { b } else { a });
         let Some((process, bytes)) = aggressor.filter(|(_, bytes)| *bytes > 0.0) else {
             return;
@@ -138,33 +136,6 @@ impl Caladan {
     }
 }
 
-fn runs_mostly_on(process: &CacheProcess<'_>, cpus: &CpuSet) -> bool {
-    let times = process.tasks.iter().flat_map(|task| &task.on_cpu_ns);
-    let (here, all) = times.fold((0, 0), |(here, all), (cpu, ns)| {
-        let ns_here = if cpus.contains(cpu.0) { *ns } else { 0 };
-        (here + ns_here, all + ns)
-    });
-    all > 0 && 2 * here > all
-}
-
-/// Returns the bytes that a process read from memory and wrote to it in this window; `None` if neither was counted.
-fn moved_bytes(process: &CacheProcess<'_>) -> Option<f64> {
-    let of_task = |task: &&TaskSample| {
-        let count = |event| task.counts.get(event);
-        let read = count(CounterEvent::MemoryReadBytes);
-        let written = count(CounterEvent::MemoryWriteBytes);
-        match (read, written) {
-            (None, None) => count(CounterEvent::MemoryBytes),
-            (read, written) => Some(read.unwrap_or(0.0) + written.unwrap_or(0.0)),
-        }
-    };
-    process
-        .tasks
-        .iter()
-        .filter_map(of_task)
-        .reduce(|sum, bytes| sum + bytes)
-}
-
 /// Builds the policy for the registry.
 pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters: Parameters = parse_parameters(text)?;
@@ -186,7 +157,10 @@ mod tests {
     use cachemate_core::test_support::{
         NullPredictor, ViewFixture, capabilities_fixture, last_level_caches, observation_of,
     };
-    use cachemate_core::{CacheLevel, CpuId, EventCounts, Fact, Goal, Profile, RateFacts, TaskId};
+    use cachemate_core::{
+        CacheLevel, CounterEvent, CpuId, EventCounts, Fact, Goal, Profile, RateFacts, TaskId,
+        TaskSample,
+    };
 
     use super::*;
 

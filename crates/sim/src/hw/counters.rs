@@ -169,7 +169,7 @@ impl TaskCounters {
             CounterEvent::PageFaults => self.page_faults,
             CounterEvent::SystemCalls => self.system_calls,
             CounterEvent::MemoryBytes => self.memory_read_bytes + self.memory_write_bytes,
-            CounterEvent::LocalMemoryBytes => return None,
+            CounterEvent::LocalMemoryBytes | CounterEvent::CoreEnergyMicrojoules => return None,
         })
     }
 

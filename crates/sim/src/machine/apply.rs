@@ -139,13 +139,13 @@ impl SimMachine {
                 let slot = self.tasks[task.0 as usize].slot;
                 self.system.dispatcher.set_weight(now, slot, *to);
             }
-            ChangeKind::CreateClass { class, masks }
+            ChangeKind::CreateClass { class, limits }
             | ChangeKind::Schemata {
-                class, to: masks, ..
+                class, to: limits, ..
             } => {
-                self.set_masks(*class, masks)
+                self.set_masks(*class, &limits.masks)
                     .map_err(|error| change.failed(error))?;
-                self.classes.insert(*class, masks.clone());
+                self.classes.insert(*class, limits.clone());
             }
             ChangeKind::RemoveClass { class, .. } => {
                 self.set_masks(*class, &WayMasks::new())

@@ -76,6 +76,10 @@ pub fn true_capabilities(
                 "no cache of this machine can be divided by ways",
             ),
         ),
+        (
+            Ability::Bandwidth,
+            Support::provided(false, "the cycle-level machine limits no bandwidth"),
+        ),
     ]);
     let partitions = topology
         .caches
@@ -85,6 +89,7 @@ pub fn true_capabilities(
     Capabilities {
         abilities,
         partitions,
+        bandwidth: Vec::new(),
         min_window_ns: clock.to_nominal_ns(MIN_WINDOW_CYCLES),
         min_slice_ns: Some(clock.to_nominal_ns(MIN_SLICE_CYCLES)),
     }

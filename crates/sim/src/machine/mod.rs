@@ -30,9 +30,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cachemate_core::{
-    AppliedPlan, CacheId, CacheLevel, Capabilities, CoRunPenalty, CpuId, CpuSet, GangSchedule,
-    Goal, Machine, MachineError, MachineSpec, MachineSpecError, Observation, Plan, ProbeId,
-    ServiceClassId, TaskId, Topology, WayMasks, WindowEnd, WindowLength,
+    AppliedPlan, CacheId, CacheLevel, Capabilities, ClassLimits, CoRunPenalty, CpuId, CpuSet,
+    GangSchedule, Goal, Machine, MachineError, MachineSpec, MachineSpecError, Observation, Plan,
+    ProbeId, ServiceClassId, TaskId, Topology, WindowEnd, WindowLength,
 };
 
 pub use cachemate_core::RunLimit;
@@ -103,7 +103,7 @@ pub struct SimMachine {
     /// Gang schedules in force, in ascending order of their CPUs.
     pub(crate) gangs: Vec<GangSchedule>,
     /// Way masks of the classes of service; tasks without one are in the hardware's class 0, which has all ways.
-    pub(crate) classes: BTreeMap<ServiceClassId, WayMasks>,
+    pub(crate) classes: BTreeMap<ServiceClassId, ClassLimits>,
     measured_length: Option<RunLimit>,
     /// Length of the warm-up; `None` once it is over.
     warm_up_length: Option<RunLimit>,

@@ -295,6 +295,7 @@ pub fn build_machine(
             },
             bytes_per_cycle: bytes_per_s / clock_hertz as f64,
             package_bus_bytes_per_cycle: None,
+            bandwidth_limits: None,
             scheduling: MemorySchedulingSpec {
                 demand_priority: true,
                 ..MemorySchedulingSpec::default()

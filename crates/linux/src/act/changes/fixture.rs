@@ -100,6 +100,7 @@ pub(crate) fn sample_capabilities() -> Capabilities {
     Capabilities {
         abilities: Default::default(),
         partitions: Vec::new(),
+        bandwidth: Vec::new(),
         min_window_ns: 1,
         min_slice_ns: None,
     }

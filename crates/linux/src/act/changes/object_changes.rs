@@ -88,7 +88,7 @@ pub(super) fn object_changes(
             ));
             steps
         }
-        ChangeKind::CreateClass { class, masks } => {
+        ChangeKind::CreateClass { class, limits } => {
             let ways = require_ways()?;
             let mut steps = vec![object_write(
                 JournalObject::Directory {
@@ -96,10 +96,10 @@ pub(super) fn object_changes(
                 },
                 ObjectState::Present,
             )];
-            if !masks.is_empty() {
+            if !limits.is_empty() {
                 steps.push(object_write(
                     ways.schemata_object(*class),
-                    ways.schemata_state(kernel, snapshot, *class, masks)?,
+                    ways.schemata_state(kernel, snapshot, *class, limits)?,
                 ));
             }
             steps

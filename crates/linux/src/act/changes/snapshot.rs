@@ -336,8 +336,8 @@ impl HostSnapshot {
     }
 
     /// Adds a service class that cachemate created to the state.
-    pub fn add_class(&mut self, id: ServiceClassId, masks: cachemate_core::WayMasks) {
-        self.state.classes.insert(id, masks);
+    pub fn add_class(&mut self, id: ServiceClassId, limits: cachemate_core::ClassLimits) {
+        self.state.classes.insert(id, limits);
     }
 
     /// The task's state, to be filled in.
@@ -363,12 +363,11 @@ impl HostSnapshot {
 
 /// A line of the plan that a class is for.
 pub(crate) fn plan_item(class: &ServiceClass) -> PlanItem {
-    class
-        .shares
-        .first()
-        .map_or(PlanItem::Plan, |&(group, cache)| {
-            PlanItem::Share(group, cache)
-        })
+    let share = class.shares.first();
+    let share = share.map(|&(group, cache)| PlanItem::Share(group, cache));
+    let limit = class.bandwidth_limits.first();
+    let limit = limit.map(|&(group, cache)| PlanItem::Bandwidth(group, cache));
+    share.or(limit).unwrap_or(PlanItem::Plan)
 }
 
 /// The process whose colors this control file sets.

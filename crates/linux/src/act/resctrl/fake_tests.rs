@@ -22,6 +22,8 @@ pub(crate) const MOUNT: &str = "/sys/fs/resctrl";
 pub(crate) struct FakeGroup {
     /// Way masks by domain.
     pub masks: BTreeMap<u32, IndexSet>,
+    /// Limits of bandwidth in percent by domain; empty if the host has none.
+    pub levels: BTreeMap<u32, u32>,
     pub tasks: BTreeSet<i32>,
 }
 
@@ -34,6 +36,8 @@ pub(crate) struct FakeCat {
     pub status: RefCell<String>,
     /// Directories that another process has locked.
     pub locked: RefCell<BTreeSet<PathBuf>>,
+    /// Whether bandwidth can be limited, from 10 to 100 % in steps of 10.
+    pub has_bandwidth: Cell<bool>,
     /// Bytes per group and domain: occupancy, traffic.
     pub counted: RefCell<BTreeMap<(String, u32), (u64, u64)>>,
 }
@@ -90,7 +94,34 @@ impl FakeCat {
             classes: Cell::new(4),
             status: RefCell::new("ok".to_string()),
             locked: RefCell::default(),
+            has_bandwidth: Cell::new(false),
             counted: RefCell::default(),
+        }
+    }
+
+    /// A host that can also limit bandwidth.
+    pub fn with_bandwidth() -> Self {
+        let cat = FakeCat::new();
+        cat.has_bandwidth.set(true);
+        for (name, text) in [
+            ("num_closids", "4"),
+            ("min_bandwidth", "10"),
+            ("bandwidth_gran", "10"),
+        ] {
+            cat.host
+                .set_file(&format!("{MOUNT}/info/MB/{name}"), &format!("{text}\n"));
+        }
+        cat
+    }
+
+    /// A group as the kernel creates it.
+    fn new_group(&self) -> FakeGroup {
+        let all: IndexSet = (0..8).collect();
+        let levels = [(0, 100), (8, 100)];
+        FakeGroup {
+            masks: BTreeMap::from([(0, all.clone()), (8, all)]),
+            levels: BTreeMap::from_iter(levels.into_iter().filter(|_| self.has_bandwidth.get())),
+            tasks: BTreeSet::new(),
         }
     }
 
@@ -157,26 +188,35 @@ impl FakeCat {
     }
 
     fn write_schemata(&self, name: &str, text: &str) -> io::Result<()> {
+        let invalid = || os_error(libc::EINVAL);
         let mut groups = self.groups.borrow_mut();
         let group = groups.get_mut(name).ok_or_else(|| os_error(libc::ENOENT))?;
-        let mut masks = group.masks.clone();
-        for part in text
-            .trim()
-            .strip_prefix("L3:")
-            .ok_or_else(|| os_error(libc::EINVAL))?
-            .split(';')
-        {
-            let (domain, mask) = part.split_once('=').ok_or_else(|| os_error(libc::EINVAL))?;
-            let mask = parse_mask(mask).ok_or_else(|| os_error(libc::EINVAL))?;
-            let (first, last) = (mask.first().unwrap_or(0), mask.iter().last().unwrap_or(0));
-            if last > 7 || last - first + 1 != mask.count() || mask.count() < 2 {
-                return self.fail_with(libc::EINVAL, "The mask has less than 2 bits or a gap");
+        // The kernel checks a whole line before it applies it, and applies line after line.
+        for line in text.trim().lines() {
+            let (resource, domains) = line.split_once(':').ok_or_else(invalid)?;
+            let (mut masks, mut levels) = (group.masks.clone(), group.levels.clone());
+            for part in domains.split(';') {
+                let (domain, value) = part.split_once('=').ok_or_else(invalid)?;
+                let domain = domain.parse().unwrap();
+                if resource == "MB" {
+                    let level: u32 = value.trim().parse().map_err(|_| invalid())?;
+                    if !(10..=100).contains(&level) {
+                        return self.fail_with(libc::EINVAL, "MB value out of range [10,100]");
+                    }
+                    *levels.get_mut(&domain).ok_or_else(invalid)? = level.div_ceil(10) * 10;
+                    continue;
+                }
+                let mask = parse_mask(value)
+                    .filter(|_| resource == "L3")
+                    .ok_or_else(invalid)?;
+                let (first, last) = (mask.first().unwrap_or(0), mask.iter().last().unwrap_or(0));
+                if last > 7 || last - first + 1 != mask.count() || mask.count() < 2 {
+                    return self.fail_with(libc::EINVAL, "The mask has less than 2 bits or a gap");
+                }
+                *masks.get_mut(&domain).ok_or_else(invalid)? = mask;
             }
-            *masks
-                .get_mut(&domain.parse().unwrap())
-                .ok_or_else(|| os_error(libc::EINVAL))? = mask;
+            (group.masks, group.levels) = (masks, levels);
         }
-        group.masks = masks;
         Ok(())
     }
 }
@@ -210,9 +250,7 @@ impl Kernel for FakeCat {
             return self.host.read(path);
         };
         let groups = self.groups.borrow();
-        let all: IndexSet = (0..8).collect();
         let root = FakeGroup {
-            masks: BTreeMap::from([(0, all.clone()), (8, all)]),
             tasks: self
                 .host
                 .threads
@@ -221,6 +259,7 @@ impl Kernel for FakeCat {
                 .copied()
                 .filter(|t| !self.groups_by_thread().contains_key(t))
                 .collect(),
+            ..self.new_group()
         };
         let group = if name.is_empty() {
             &root
@@ -235,7 +274,16 @@ impl Kernel for FakeCat {
                     .iter()
                     .map(|(d, m)| format!("{d}={:0>2}", format_mask(m)))
                     .collect();
-                Ok(format!("    L3:{}\n", masks.join(";")))
+                let levels: Vec<String> = group
+                    .levels
+                    .iter()
+                    .map(|(d, level)| format!("{d}={level:>5}"))
+                    .collect();
+                let bandwidth = match levels.is_empty() {
+                    true => String::new(),
+                    false => format!("    MB:{}\n", levels.join(";")),
+                };
+                Ok(format!("{bandwidth}    L3:{}\n", masks.join(";")))
             }
             "mon_data" => {
                 let domain = path
@@ -299,11 +347,7 @@ impl Kernel for FakeCat {
             return self.fail_with(libc::ENOSPC, "Out of CLOSIDs");
         }
         *self.status.borrow_mut() = "ok".to_string();
-        let all: IndexSet = (0..8).collect();
-        let group = FakeGroup {
-            masks: BTreeMap::from([(0, all.clone()), (8, all)]),
-            tasks: BTreeSet::new(),
-        };
+        let group = self.new_group();
         self.groups.borrow_mut().insert(name, group);
         Ok(())
     }

@@ -1,22 +1,28 @@
-//! Facilities of resctrl on this host: the caches that it can partition, their units, and its counters.
+//! Facilities of resctrl on this host: the caches that it can partition, their units, the limits of memory bandwidth, and
+//! its counters.
 //!
 //! Problem: resctrl may be mounted anywhere, read-only, twice, or not at all; the kernel's ids of its caches are
-//! neither dense nor unique; each resource has its own limits, and the smallest number of classes applies to all.
+//! neither dense nor unique; each resource has its own limits, and the smallest number of classes applies to all;
+//! devices fill some of the ways, and since Linux 6.19 may have a class of their own (`io_alloc`).
 //! Method: the mount is found in `/proc/self/mountinfo`; `info/` is read resource by resource; a domain becomes a cache
 //! of the topology by level and kernel id. Properties: read-only; a file with unexpected content is named; a missing
 //! facility is reported with its remedy.
 //!
 //! Kernel documentation: Documentation/filesystems/resctrl.rst, "Info directory".
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use cachemate_core::{CacheId, CacheLevel, IndexSet, MaskConstraints, PartitionSupport};
+use cachemate_core::{
+    BandwidthSupport, CacheId, CacheLevel, IndexSet, MaskConstraints, PartitionSupport,
+};
 
+use super::bandwidth::{BandwidthResource, read_bandwidth};
 use super::groups;
-use super::masks::{Schemata, parse_mask, resource_level};
+use super::masks::{MEMORY_BANDWIDTH, Schemata, parse_domain_list, parse_mask, resource_level};
+use super::monitors::{CounterAssignment, read_counter_assignment};
 use super::mount::{ResctrlUnavailable, mount_point, unavailable};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, none_if_missing};
 use crate::sense::topology::HostTopology;
 
 /// A cache that can be divided.
@@ -34,10 +40,26 @@ pub struct ResctrlCache {
     pub min_ways: u32,
     /// Whether masks must be contiguous.
     pub must_be_contiguous: bool,
-    /// Ways that the hardware also uses for input and output (DDIO), whose lines do not belong to the group alone.
+    /// Ways that devices fill too (Intel's DDIO, AMD's SDCIAE), whose lines do not belong to the group alone.
     pub shared_with_io: IndexSet,
+    /// The class of service of devices.
+    pub io_alloc: IoAlloc,
+    /// Whether code and data have separate masks (CDP), so that a class has two.
+    pub is_code_separate: bool,
     /// Size of the cache; `None` if the kernel does not report it.
     pub size_bytes: Option<u64>,
+}
+
+/// State of the class of service in which devices fill a cache (`io_alloc`, Linux 6.19).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum IoAlloc {
+    /// The processor or the kernel has no such class.
+    #[default]
+    Absent,
+    /// Devices fill the ways that the hardware chooses.
+    Disabled,
+    /// Devices fill the ways of `io_alloc_cbm`, and the highest class of service is theirs.
+    Enabled,
 }
 
 /// Events that are counted per group and last-level cache.
@@ -62,10 +84,21 @@ pub struct Resctrl {
     pub class_count: u32,
     /// Number of classes that other tools used when this was read.
     pub other_group_count: u32,
+    /// Limits of memory bandwidth, by resource (`MB`, `SMBA`); empty if there are none.
+    pub bandwidth: Vec<BandwidthResource>,
     /// Counters that the monitors have.
     pub counted_events: MonitoredEvents,
     /// Caches of the topology by domain of the monitors.
     pub monitored_caches: BTreeMap<u32, CacheId>,
+    /// Number of groups that can be monitored at a time, including the root group; `None` if nothing is monitored.
+    pub monitor_count: Option<u32>,
+    /// Counters of traffic that are assigned to groups; `None` if every group has its own.
+    pub counter_assignment: Option<CounterAssignment>,
+    /// Events that are counted per group and package, by the kernel's names (`core_energy`); empty if there are none.
+    pub package_events: Vec<String>,
+    /// The last-level cache of each package that has one, by domain of these events. A package with several is missing,
+    /// because its events cannot be attributed to one of them.
+    pub package_caches: BTreeMap<u32, CacheId>,
 }
 
 /// Finds and reads resctrl.
@@ -77,10 +110,15 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
     let mount = mount_point(kernel)?;
     let mut caches = Vec::new();
     let mut min_class_count = None;
-    let root_text = read_file(kernel, &mount.join("schemata"))?;
+    // Without control, as on processors that only monitor, no group has the file.
+    let root_path = mount.join("schemata");
+    let root_text = none_if_missing(kernel.read(&root_path))
+        .map_err(|error| unavailable(format!("{}: {error}", root_path.display()), None))?
+        .unwrap_or_default();
     let root_schemata = Schemata::parse(&root_text)
         .map_err(|problem| unavailable(format!("{}/{problem}", mount.display()), None))?;
-    for (resource, domains) in &root_schemata.0 {
+    let mut has_io_class = false;
+    for (resource, domains) in &root_schemata.masks {
         let dir = mount.join("info").join(resource);
         let Some(level) = resource_level(resource) else {
             continue;
@@ -88,7 +126,9 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
         let (constraints, class_count) = read_constraints(kernel, &dir)?;
         min_class_count =
             Some(min_class_count.map_or(class_count, |smallest: u32| smallest.min(class_count)));
-        let shared_with_io = read_mask(kernel, &dir.join("shareable_bits")).unwrap_or_default();
+        let shareable_ways = read_mask(kernel, &dir.join("shareable_bits")).unwrap_or_default();
+        let (io_alloc, io_ways) = read_io_alloc(kernel, &dir);
+        has_io_class |= io_alloc == IoAlloc::Enabled;
         for &domain in domains.keys() {
             let Some(cache) = find_cache(host, level, domain) else {
                 continue;
@@ -111,7 +151,10 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
                 must_be_contiguous: contiguous,
                 ..
             } = constraints;
-            let shared_with_io = shared_with_io.clone();
+            let shared_with_io = match (io_alloc, io_ways.get(&domain)) {
+                (IoAlloc::Enabled, Some(ways)) => shareable_ways.union(ways),
+                _ => shareable_ways.clone(),
+            };
             caches.push(ResctrlCache {
                 cache,
                 level,
@@ -120,16 +163,18 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
                 min_ways: at_least,
                 must_be_contiguous: contiguous,
                 shared_with_io,
+                io_alloc,
+                is_code_separate: resource.ends_with("CODE") || resource.ends_with("DATA"),
                 size_bytes,
             });
         }
     }
     caches.sort_by_key(|divided| divided.cache);
-    // Bandwidth limits use up the same classes.
-    let bandwidth_class_count = read_number(kernel, &mount.join("info/MB/num_closids"));
-    let class_count = min_class_count.map_or(0, |classes| {
-        bandwidth_class_count.map_or(classes, |number| number.min(classes))
-    });
+    let bandwidth = read_bandwidth(kernel, &mount, host, &root_schemata)?;
+    // All resources use up the same classes, and that of devices is the last one of them.
+    let class_counts = bandwidth.iter().map(|resource| resource.class_count);
+    let class_count = class_counts.chain(min_class_count).min().unwrap_or(0);
+    let class_count = class_count.saturating_sub(u32::from(has_io_class));
     let group_names = groups::list_groups(kernel, &mount)
         .map_err(|error| unavailable(format!("{}: {error}", mount.display()), None))?;
     let other_group_count = group_names
@@ -138,13 +183,23 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
         .count() as u32;
     let counted_events = monitored_events(kernel, &mount);
     let monitored_caches = monitored_domains(kernel, &mount, host);
+    let monitors = ["L3_MON", "PERF_PKG_MON"].map(|name| mount.join("info").join(name));
+    let monitor_counts = monitors
+        .iter()
+        .filter_map(|dir| read_number(kernel, &dir.join("num_rmids")));
+    let package_events = read_lines(kernel, &monitors[1].join("mon_features"));
     Ok(Resctrl {
-        mount,
         caches,
         class_count,
         other_group_count,
+        bandwidth,
         counted_events,
         monitored_caches,
+        monitor_count: monitor_counts.min(),
+        counter_assignment: read_counter_assignment(kernel, &monitors[0]),
+        package_events,
+        package_caches: package_caches(kernel, &mount, host),
+        mount,
     })
 }
 
@@ -178,11 +233,27 @@ fn read_constraints(
     Ok((limits, require_number("num_closids")?))
 }
 
+/// The class of devices, and its ways by domain.
+fn read_io_alloc(kernel: &dyn Kernel, dir: &Path) -> (IoAlloc, BTreeMap<u32, IndexSet>) {
+    let state = match kernel
+        .read(&dir.join("io_alloc"))
+        .unwrap_or_default()
+        .trim()
+    {
+        "enabled" => IoAlloc::Enabled,
+        "disabled" => IoAlloc::Disabled,
+        _ => IoAlloc::Absent,
+    };
+    let text = kernel.read(&dir.join("io_alloc_cbm")).unwrap_or_default();
+    (
+        state,
+        parse_domain_list(&text, parse_mask).unwrap_or_default(),
+    )
+}
+
 fn monitored_events(kernel: &dyn Kernel, mount: &Path) -> MonitoredEvents {
-    let features = kernel
-        .read(&mount.join("info/L3_MON/mon_features"))
-        .unwrap_or_default();
-    let has_feature = |name: &str| features.lines().any(|line| line.trim() == name);
+    let features = read_lines(kernel, &mount.join("info/L3_MON/mon_features"));
+    let has_feature = |name: &str| features.iter().any(|line| line == name);
     MonitoredEvents {
         has_occupancy: has_feature("llc_occupancy"),
         has_total_bytes: has_feature("mbm_total_bytes"),
@@ -205,7 +276,39 @@ fn monitored_domains(
         .collect()
 }
 
-fn find_cache(host: &HostTopology, level: CacheLevel, domain: u32) -> Option<CacheId> {
+/// The caches of packages that have one, by domain. The kernel numbers packages as the processors do, and the topology
+/// without gaps, but in the same order.
+fn package_caches(
+    kernel: &dyn Kernel,
+    mount: &Path,
+    host: &HostTopology,
+) -> BTreeMap<u32, CacheId> {
+    let names = kernel.list(&mount.join("mon_data")).unwrap_or_default();
+    let domains: BTreeSet<u32> = names
+        .iter()
+        .filter_map(|name| name.strip_prefix("mon_PERF_PKG_")?.parse().ok())
+        .collect();
+    let packages: BTreeSet<u32> = host.topology.cpus.iter().map(|cpu| cpu.package).collect();
+    if domains.len() != packages.len() {
+        return BTreeMap::new();
+    }
+    let only_cache = |package: u32| {
+        let is_below = |cache: &&cachemate_core::Cache| {
+            let mut cpus = host.topology.cpus.iter();
+            cpus.any(|cpu| cpu.package == package && cache.cpus.contains(cpu.id.0))
+        };
+        let mut caches = host.topology.last_level_caches().filter(is_below);
+        let first = caches.next()?.id;
+        caches.next().is_none().then_some(first)
+    };
+    domains
+        .into_iter()
+        .zip(packages)
+        .filter_map(|(domain, package)| Some((domain, only_cache(package)?)))
+        .collect()
+}
+
+pub(super) fn find_cache(host: &HostTopology, level: CacheLevel, domain: u32) -> Option<CacheId> {
     let is_match = |cache: &&cachemate_core::Cache| {
         let id = host
             .kernel_cache_ids
@@ -221,13 +324,13 @@ fn find_cache(host: &HostTopology, level: CacheLevel, domain: u32) -> Option<Cac
         .map(|cache| cache.id)
 }
 
-fn read_file(kernel: &dyn Kernel, path: &Path) -> Result<String, ResctrlUnavailable> {
-    kernel
-        .read(path)
-        .map_err(|error| unavailable(format!("{}: {error}", path.display()), None))
+/// The lines of a file; none if it is missing.
+fn read_lines(kernel: &dyn Kernel, path: &Path) -> Vec<String> {
+    let text = kernel.read(path).unwrap_or_default();
+    text.lines().map(|line| line.trim().to_string()).collect()
 }
 
-fn read_number(kernel: &dyn Kernel, path: &Path) -> Option<u32> {
+pub(super) fn read_number(kernel: &dyn Kernel, path: &Path) -> Option<u32> {
     kernel.read(path).ok()?.trim().parse().ok()
 }
 
@@ -264,6 +367,30 @@ impl Resctrl {
         }
     }
 
+    /// Limits of memory bandwidth that policies may set: none if the root group's class is the only one.
+    pub fn bandwidth_limits(&self) -> Vec<(CacheId, BandwidthSupport)> {
+        let max_groups = self.class_count.saturating_sub(self.other_group_count);
+        let memory = self.memory_bandwidth().filter(|_| max_groups > 1);
+        let caches = memory.into_iter().flat_map(|resource| {
+            let support = BandwidthSupport {
+                max_groups,
+                ..resource.support
+            };
+            resource
+                .domains
+                .values()
+                .map(move |cache| (*cache, support))
+        });
+        caches.collect()
+    }
+
+    /// The limits of the bandwidth of ordinary memory.
+    pub fn memory_bandwidth(&self) -> Option<&BandwidthResource> {
+        self.bandwidth
+            .iter()
+            .find(|resource| resource.name == MEMORY_BANDWIDTH)
+    }
+
     /// The entry of a cache that can be divided.
     pub fn cache(&self, cache: CacheId) -> Option<&ResctrlCache> {
         self.caches
@@ -295,19 +422,33 @@ impl Resctrl {
         } else {
             ""
         };
-        let (classes, other_groups) = (self.class_count, self.other_group_count);
-        if classes.saturating_sub(other_groups) < 2 {
-            let reason = format!(
-                "{mount}: {classes} classes of service, others hold {other_groups}, the root group has one"
-            );
-            return Err(unavailable(
-                reason,
-                Some("remove others' groups, or a processor with more classes"),
-            ));
-        }
+        let free_groups = self.free_groups()?;
+        let separate_code = if first_cache.is_code_separate {
+            ", code and data alike (CDP)"
+        } else {
+            ""
+        };
         Ok(format!(
-            "at {mount}: {cache_count} caches of {ways} ways, {min_ways} or more{contiguity} a group, {} groups",
-            classes - other_groups - 1
+            "at {mount}: {cache_count} caches of {ways} ways, {min_ways} or more{contiguity} a group{separate_code}, \
+             {free_groups} groups"
         ))
+    }
+
+    /// Number of groups that cachemate could create.
+    ///
+    /// # Errors
+    /// There is none; the reason is included.
+    pub fn free_groups(&self) -> Result<u32, ResctrlUnavailable> {
+        let (classes, other_groups) = (self.class_count, self.other_group_count);
+        match classes.saturating_sub(other_groups) {
+            0 | 1 => Err(unavailable(
+                format!(
+                    "{}: {classes} classes of service, others hold {other_groups}, the root group has one",
+                    self.mount.display()
+                ),
+                Some("remove others' groups, or a processor with more classes"),
+            )),
+            free => Ok(free - 1),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Way masks as resctrl writes them.
+//! Way masks and bandwidth limits as resctrl writes them.
 //!
 //! Kernel documentation: Documentation/filesystems/resctrl.rst, "schemata files".
 
@@ -29,40 +29,67 @@ pub fn format_mask(mask: &IndexSet) -> String {
     format!("{word:x}")
 }
 
-/// Masks of one group by resource (`L3`, or `L3CODE` and `L3DATA`) and domain (the kernel's cache id). Lines of other
-/// resources (memory bandwidth) are left out.
+/// The settings of one group, by resource and domain (the kernel's cache id). Lines of resources that are neither a cache
+/// nor a bandwidth are left out.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Schemata(pub BTreeMap<String, BTreeMap<u32, IndexSet>>);
+pub struct Schemata {
+    /// Ways that the group may fill, by resource: `L3`, or `L3CODE` and `L3DATA`.
+    pub masks: BTreeMap<String, BTreeMap<u32, IndexSet>>,
+    /// Limits of memory bandwidth, by resource: `MB`, or `SMBA` for slow memory (CXL). Their unit is the resource's.
+    pub levels: BTreeMap<String, BTreeMap<u32, u32>>,
+}
+
+/// The resource that limits the bandwidth of ordinary memory.
+pub const MEMORY_BANDWIDTH: &str = "MB";
+/// The resource that limits the bandwidth of slow memory (CXL), on AMD.
+pub const SLOW_MEMORY_BANDWIDTH: &str = "SMBA";
 
 impl Schemata {
     /// Parses the text of a schemata file.
     ///
     /// # Errors
-    /// A line of a cache resource does not have the form `L3:0=ff;1=ff`; the error contains the line.
+    /// A line of a cache or of a bandwidth does not have the form `L3:0=ff;1=ff` or `MB:0=100;1=50`; the error contains
+    /// the line.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let mut masks = BTreeMap::new();
+        let mut schemata = Schemata::default();
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
             let problem =
-                || format!("schemata: found '{line}', expected a line such as L3:0=ff;1=ff");
-            let (resource, domains) = line.split_once(':').ok_or_else(problem)?;
-            if resource_level(resource).is_none() {
-                continue;
+                |example| format!("schemata: found '{line}', expected a line such as {example}");
+            let (resource, domains) = line
+                .split_once(':')
+                .ok_or_else(|| problem("L3:0=ff;1=ff"))?;
+            if resource_level(resource).is_some() {
+                let masks = parse_domain_list(domains, parse_mask)
+                    .ok_or_else(|| problem("L3:0=ff;1=ff"))?;
+                schemata.masks.insert(resource.to_string(), masks);
+            } else if matches!(resource, MEMORY_BANDWIDTH | SLOW_MEMORY_BANDWIDTH) {
+                let parse_level = |level: &str| level.trim().parse().ok();
+                let levels = parse_domain_list(domains, parse_level)
+                    .ok_or_else(|| problem("MB:0=100;1=50"))?;
+                schemata.levels.insert(resource.to_string(), levels);
             }
-            let parse_domain = |domain_text: &str| {
-                let (id, mask) = domain_text.split_once('=')?;
-                Some((id.trim().parse().ok()?, parse_mask(mask)?))
-            };
-            let domains: Option<BTreeMap<u32, IndexSet>> =
-                domains.split(';').map(parse_domain).collect();
-            masks.insert(resource.to_string(), domains.ok_or_else(problem)?);
         }
-        Ok(Schemata(masks))
+        Ok(schemata)
+    }
+
+    /// The limit of memory bandwidth behind a cache, in the unit of this machine.
+    pub fn bandwidth_level(&self, domain: u32) -> Option<u32> {
+        self.levels.get(MEMORY_BANDWIDTH)?.get(&domain).copied()
+    }
+
+    /// Sets the limit of memory bandwidth behind a cache. Returns false if no resource limits it.
+    pub fn set_bandwidth_level(&mut self, domain: u32, level: u32) -> bool {
+        let domains = self.levels.get_mut(MEMORY_BANDWIDTH);
+        domains
+            .and_then(|domains| domains.get_mut(&domain))
+            .map(|entry| *entry = level)
+            .is_some()
     }
 
     /// The mask of a cache; if it is divided separately for code and data, the ways that either may fill.
     pub fn mask_of(&self, level: CacheLevel, domain: u32) -> Option<IndexSet> {
         let level_domains = self
-            .0
+            .masks
             .iter()
             .filter(|(resource, _)| resource_level(resource) == Some(level));
         level_domains
@@ -75,7 +102,7 @@ impl Schemata {
     pub fn set(&mut self, level: CacheLevel, domain: u32, mask: &IndexSet) -> bool {
         let mut is_set = false;
         for (_, domains) in self
-            .0
+            .masks
             .iter_mut()
             .filter(|(resource, _)| resource_level(resource) == Some(level))
         {
@@ -90,16 +117,41 @@ impl Schemata {
 
 impl fmt::Display for Schemata {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, (resource, domains)) in self.0.iter().enumerate() {
-            let domains: Vec<String> = domains
-                .iter()
-                .map(|(id, mask)| format!("{id}={}", format_mask(mask)))
-                .collect();
-            let newline = if index > 0 { "\n" } else { "" };
-            write!(out, "{newline}{resource}:{}", domains.join(";"))?;
-        }
-        Ok(())
+        let masks = self
+            .masks
+            .iter()
+            .map(|(resource, domains)| format_line(resource, domains, format_mask));
+        let levels = self
+            .levels
+            .iter()
+            .map(|(resource, domains)| format_line(resource, domains, u32::to_string));
+        let lines: Vec<String> = masks.chain(levels).collect();
+        out.write_str(&lines.join("\n"))
     }
+}
+
+/// Values by domain, such as `0=ff;1=f`.
+pub fn parse_domain_list<T>(
+    text: &str,
+    parse_value: impl Fn(&str) -> Option<T>,
+) -> Option<BTreeMap<u32, T>> {
+    let parse_domain = |domain_text: &str| {
+        let (id, value) = domain_text.split_once('=')?;
+        Some((id.trim().parse().ok()?, parse_value(value)?))
+    };
+    text.trim().split(';').map(parse_domain).collect()
+}
+
+fn format_line<T>(
+    resource: &str,
+    domains: &BTreeMap<u32, T>,
+    format_value: impl Fn(&T) -> String,
+) -> String {
+    let domains: Vec<String> = domains
+        .iter()
+        .map(|(id, value)| format!("{id}={}", format_value(value)))
+        .collect();
+    format!("{resource}:{}", domains.join(";"))
 }
 
 /// The level of the cache that this resource partitions, if it is a cache.
@@ -116,15 +168,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Is a schemata file read and written in the kernel's format: with padding, separate code and data, and without
-    /// the lines of other resources?
+    /// Is a schemata file read and written in the kernel's format: with padding, separate code and data, limits of
+    /// bandwidth, and without the lines of unknown resources?
     #[test]
     fn schemata_are_read_as_the_kernel_writes_them() {
-        let text = "    MB:0=  100;1=  100\nL3CODE:0=000ff;1=fffff\nL3DATA:0=00f00;1=fffff\n    L2:0=ff;3=0f\n";
+        let text = "  SMBA:0=2048\n    MB:0=  100;1=   50\nL3CODE:0=000ff;1=fffff\nL3DATA:0=00f00;1=fffff\n    L2:0=ff;3=0f\nNEW:x\n";
         let mut schemata = Schemata::parse(text).unwrap();
+        let levels = "MB:0=100;1=50\nSMBA:0=2048";
         assert_eq!(
             schemata.to_string(),
-            "L2:0=ff;3=f\nL3CODE:0=ff;1=fffff\nL3DATA:0=f00;1=fffff"
+            format!("L2:0=ff;3=f\nL3CODE:0=ff;1=fffff\nL3DATA:0=f00;1=fffff\n{levels}")
         );
         assert_eq!(
             schemata.mask_of(CacheLevel::L3, 0).unwrap().to_string(),
@@ -133,15 +186,25 @@ mod tests {
         assert_eq!(schemata.mask_of(CacheLevel::L2, 1), None);
         assert!(schemata.set(CacheLevel::L3, 1, &"0-1".parse().unwrap()));
         assert_eq!(
+            (schemata.bandwidth_level(1), schemata.bandwidth_level(2)),
+            (Some(50), None)
+        );
+        assert!(schemata.set_bandwidth_level(0, 20) && !schemata.set_bandwidth_level(2, 20));
+        assert_eq!(
             schemata.to_string(),
-            "L2:0=ff;3=f\nL3CODE:0=ff;1=3\nL3DATA:0=f00;1=3"
+            "L2:0=ff;3=f\nL3CODE:0=ff;1=3\nL3DATA:0=f00;1=3\nMB:0=20;1=50\nSMBA:0=2048"
         );
         assert!(!schemata.set(CacheLevel::L4, 0, &"0".parse().unwrap()));
-        let wrong = Schemata::parse("L3:0=xyz").unwrap_err();
-        assert_eq!(
-            wrong,
-            "schemata: found 'L3:0=xyz', expected a line such as L3:0=ff;1=ff"
-        );
+        for (wrong, example) in [
+            ("L3:0=xyz", "L3:0=ff;1=ff"),
+            ("MB:0=max", "MB:0=100;1=50"),
+            ("MB:0=-1", "MB:0=100;1=50"),
+        ] {
+            assert_eq!(
+                Schemata::parse(wrong).unwrap_err(),
+                format!("schemata: found '{wrong}', expected a line such as {example}")
+            );
+        }
     }
 
     proptest! {

@@ -1,4 +1,5 @@
-//! Cache partitions by way masks (Intel CAT, AMD QoS, Arm MPAM) through the kernel's resctrl file system.
+//! Cache partitions by way masks, and limits of memory bandwidth (Intel RDT, AMD QoS, Arm MPAM), through the kernel's
+//! resctrl file system.
 //!
 //! Problem: resctrl is shared with other owners, has few classes of service, accepts only some masks, and explains
 //! refusals in a separate file; its groups outlive their creator. Method: its facilities are read once ([`find`]); the
@@ -8,20 +9,27 @@
 //! remaining parts are refused with the kernel's message; every change is made under resctrl's lock (flock on its root,
 //! as its documentation asks); without resctrl none of this is done, and `doctor` reports the remedy.
 
+mod bandwidth;
 pub mod groups;
 mod info;
 mod masks;
+mod monitors;
 mod mount;
 mod occupancy;
 mod ways;
 
-pub use info::{MonitoredEvents, Resctrl, ResctrlCache, find};
+pub use bandwidth::BandwidthResource;
+pub use info::{IoAlloc, MonitoredEvents, Resctrl, ResctrlCache, find};
 pub use masks::Schemata;
+pub use monitors::{
+    CounterAssignment, MonitorGroup, assign_counters, describe_holders, list_monitor_groups,
+};
 pub use mount::ResctrlUnavailable;
 pub(crate) use mount::mount_point;
+pub(crate) use occupancy::missing_traffic;
 pub use ways::WayController;
 
 #[cfg(test)]
 pub(crate) mod fake_tests;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

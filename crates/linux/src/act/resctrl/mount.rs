@@ -26,13 +26,28 @@ pub(crate) fn mount_point(kernel: &dyn Kernel) -> Result<PathBuf, ResctrlUnavail
                     "not mounted",
                     Some("mount -t resctrl resctrl /sys/fs/resctrl"),
                 ),
-                false => unavailable(
-                    "the kernel has no resctrl, or the processor no RDT/QoS",
-                    Some("bare metal with Intel RDT, AMD QoS or Arm MPAM"),
-                ),
+                false => ResctrlUnavailable {
+                    is_supported: false,
+                    ..unavailable(
+                        "the kernel has no resctrl, or the processor no RDT/QoS",
+                        Some("bare metal with Intel RDT, AMD QoS or Arm MPAM"),
+                    )
+                },
             })
         }
     }
+}
+
+/// Whether resctrl was mounted with this option.
+pub(super) fn has_mount_option(kernel: &dyn Kernel, option: &str) -> bool {
+    let mounts = kernel
+        .read(Path::new("/proc/self/mountinfo"))
+        .unwrap_or_default();
+    mounts
+        .lines()
+        .filter(|line| parse_mount_line(line).is_some())
+        .filter_map(|line| line.rsplit(' ').next())
+        .any(|options| options.split(',').any(|other| other == option))
 }
 
 /// Parses a line such as `36 35 0:30 / /sys/fs/resctrl rw,relatime shared:1 - resctrl resctrl rw`
@@ -69,6 +84,7 @@ pub(super) fn unavailable(reason: impl Into<String>, remedy: Option<&str>) -> Re
     ResctrlUnavailable {
         reason: reason.into(),
         remedy: remedy.map(str::to_string),
+        is_supported: true,
     }
 }
 
@@ -79,4 +95,6 @@ pub struct ResctrlUnavailable {
     pub reason: String,
     /// The remedy; `None` if none is known.
     pub remedy: Option<String>,
+    /// Whether the kernel and the processor have resctrl at all.
+    pub is_supported: bool,
 }

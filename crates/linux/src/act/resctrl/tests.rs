@@ -6,8 +6,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use cachemate_core::{
-    CacheId, CacheShare, Capabilities, CounterEvent, CounterScope, GroupId, PartitionSupport, Plan,
-    PlanItem, ProcessId, RefusalReason, ShareMember, TaskId, Units, WindowLength,
+    BandwidthLimit, BandwidthSupport, BandwidthUnit, CacheId, CacheShare, Capabilities,
+    CounterEvent, CounterScope, GroupId, PartitionSupport, Plan, PlanItem, ProcessId,
+    RefusalReason, ShareMember, TaskId, Units, WindowLength,
 };
 
 use super::fake_tests::{FakeCat, FakeGroup, MOUNT, topology};
@@ -21,8 +22,8 @@ use crate::safety::journal::Journal;
 use crate::sense::tasks::TaskTable;
 use crate::sense::topology::read_topology;
 
-/// Unpacks a recorded tree: one file for each `==> PATH <==`.
-fn unpack_tree(tree: &str) -> (tempfile::TempDir, LinuxHost) {
+/// Unpacks a tree as text: one file for each `==> PATH <==`.
+pub(crate) fn unpack_tree(tree: &str) -> (tempfile::TempDir, LinuxHost) {
     let dir = tempfile::tempdir().unwrap();
     write_tree(
         dir.path(),
@@ -43,8 +44,13 @@ const GUEST: &str = include_str!("trees/guest-8-classes.txt");
 const GUEST_WITH_OWNER: &str = include_str!("trees/guest-exclusive-owner.txt");
 const GUEST_ONE_CLASS: &str = include_str!("trees/guest-1-class.txt");
 
-/// A tree as above of a machine with `cpus` CPUs per cache, whose kernel ids are `ids`.
+/// A tree as above of a machine with `cpus` CPUs per L3, whose kernel ids are `ids`.
 fn machine_tree(ids: &[u32], cpus: u32) -> String {
+    machine_tree_of(3, ids, cpus)
+}
+
+/// The same of caches at another level; each is in a package of its own.
+pub(crate) fn machine_tree_of(level: u32, ids: &[u32], cpus: u32) -> String {
     let mut tree = format!(
         "==> /sys/devices/system/cpu/online <==\n0-{}\n",
         ids.len() as u32 * cpus - 1
@@ -53,22 +59,25 @@ fn machine_tree(ids: &[u32], cpus: u32) -> String {
         for cpu in index as u32 * cpus..(index as u32 + 1) * cpus {
             let shared = format!("{}-{}", index as u32 * cpus, (index as u32 + 1) * cpus - 1);
             for (file, text) in [
-                ("level", "3"),
+                ("level", &*level.to_string()),
                 ("type", "Unified"),
                 ("id", &id.to_string()),
                 ("size", "32768K"),
                 ("shared_cpu_list", &shared),
             ] {
                 tree += &format!(
-                    "==> /sys/devices/system/cpu/cpu{cpu}/cache/index3/{file} <==\n{text}\n"
+                    "==> /sys/devices/system/cpu/cpu{cpu}/cache/index{level}/{file} <==\n{text}\n"
                 );
             }
+            tree += &format!(
+                "==> /sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id <==\n{index}\n"
+            );
         }
     }
     tree + "==> /proc/self/mountinfo <==\n36 35 0:30 / /sys/fs/resctrl rw,relatime shared:9 - resctrl resctrl rw\n"
 }
 
-fn resctrl_files(of: &[(&str, &str)]) -> String {
+pub(crate) fn resctrl_files(of: &[(&str, &str)]) -> String {
     of.iter()
         .map(|(path, text)| format!("==> /sys/fs/resctrl/{path} <==\n{text}\n"))
         .collect()
@@ -149,6 +158,8 @@ fn an_intel_host_with_code_and_data_apart_is_read() {
                 "    MB:0=  100;1=  100\nL3DATA:0=7ff;1=7ff\nL3CODE:0=7ff;1=7ff",
             ),
             ("info/MB/num_closids", "4"),
+            ("info/MB/min_bandwidth", "10"),
+            ("info/MB/bandwidth_gran", "10"),
             (
                 "info/L3_MON/mon_features",
                 "llc_occupancy\nmbm_total_bytes\nmbm_local_bytes",
@@ -191,6 +202,8 @@ fn an_epyc_with_sparse_ids_and_other_owners_is_read() {
             ("info/L3/sparse_masks", "1"),
             ("info/L3/shareable_bits", "0"),
             ("info/MB/num_closids", "16"),
+            ("info/MB/min_bandwidth", "1"),
+            ("info/MB/bandwidth_gran", "1"),
             ("kube.guaranteed/schemata", "L3:0=f;1=f;8=f;9=f"),
             ("kube.burst/schemata", "L3:0=ff;1=f;8=f;9=f"),
         ]);
@@ -205,6 +218,13 @@ fn an_epyc_with_sparse_ids_and_other_owners_is_read() {
     assert_eq!(epyc.partitions()[2], (CacheId(2), ways));
     assert_eq!(epyc.cache(CacheId(2)).unwrap().domain, 8);
     assert_eq!(epyc.counted_events, super::MonitoredEvents::default());
+    let limits = epyc.bandwidth_limits();
+    assert_eq!((limits.len(), limits[2].0), (4, CacheId(2)));
+    let unit = BandwidthUnit::EighthsOfGigabytePerSecond;
+    let (support, largest) = (limits[2].1, 2048);
+    assert_eq!((support.unit, support.max_level), (unit, largest));
+    assert_eq!((support.min_level, support.step), (1, 1));
+    assert_eq!(support.max_groups, 14);
 }
 
 /// Not mounted, mounted read-only, one group bind-mounted elsewhere, a file with invalid content: is each reported,
@@ -255,6 +275,7 @@ pub(super) struct ResctrlFixture {
     dir: tempfile::TempDir,
     /// Partitions that were read before there were any groups.
     partitions: Vec<(CacheId, PartitionSupport)>,
+    bandwidth: Vec<(CacheId, BandwidthSupport)>,
 }
 
 const OWNER: ThreadKey = ThreadKey {
@@ -270,7 +291,7 @@ impl ResctrlFixture {
         let dir = tempfile::tempdir().unwrap();
         let actuator = Actuator::new(dir.path(), waiting_guardian());
         let resctrl = find(&cat, &topology()).unwrap();
-        let partitions = resctrl.partitions();
+        let (partitions, bandwidth) = (resctrl.partitions(), resctrl.bandwidth_limits());
         let ways = WayController::new(resctrl, OWNER);
         let mut bench = ResctrlFixture {
             cat,
@@ -279,6 +300,7 @@ impl ResctrlFixture {
             ways,
             dir,
             partitions,
+            bandwidth,
         };
         bench.refresh_tasks();
         bench
@@ -296,11 +318,16 @@ impl ResctrlFixture {
             .unwrap();
     }
     fn apply(&mut self, shares: &[CacheShare]) -> ApplyReport {
+        self.apply_limits(shares, &[])
+    }
+    fn apply_limits(&mut self, shares: &[CacheShare], limits: &[BandwidthLimit]) -> ApplyReport {
         let plan = Plan {
             shares: shares.to_vec(),
+            bandwidth: limits.to_vec(),
             ..Plan::idle(WindowLength::Time { ns: 1 })
         };
         let partitions = self.partitions.clone();
+        let bandwidth = self.bandwidth.clone();
         let bench = changes::fixture::ApplyFixture {
             host: &self.cat,
             actuator: &mut self.actuator,
@@ -308,6 +335,7 @@ impl ResctrlFixture {
             tasks: &self.tasks,
             capabilities: &Capabilities {
                 partitions,
+                bandwidth,
                 ..changes::fixture::sample_capabilities()
             },
             groups: &[],
@@ -412,6 +440,104 @@ fn a_plan_is_the_whole_state_of_the_groups() {
     bench.restore();
 }
 
+fn limit(group: u32, process: u32, cache: u32, level: u32) -> BandwidthLimit {
+    BandwidthLimit {
+        group: GroupId(group),
+        members: vec![ShareMember::Process(ProcessId(process))],
+        cache: CacheId(cache),
+        level,
+    }
+}
+
+/// The limits of each thread's group, as text: `5:0=50,8=100`.
+fn level_texts(cat: &FakeCat) -> Vec<String> {
+    let groups = cat.groups.borrow();
+    let text = |(tid, name): (&i32, &String)| {
+        let levels = groups[name].levels.iter();
+        let levels: Vec<String> = levels.map(|(id, level)| format!("{id}={level}")).collect();
+        format!("{tid}:{}", levels.join(","))
+    };
+    cat.groups_by_thread().iter().map(text).collect()
+}
+
+/// Are limits of bandwidth set, kept, changed and removed like ways, alone and beside ways, and read back?
+#[test]
+fn limits_of_bandwidth_are_set_and_removed_like_ways() {
+    let mut bench = ResctrlFixture::with_cat(FakeCat::with_bandwidth());
+    let limits = [limit(1, 0, 0, 50), limit(2, 1, 1, 20)];
+    let applied = bench.apply_limits(&[], &limits);
+    assert_eq!(
+        (applied.refused_items, applied.write_calls),
+        (Vec::new(), 6),
+        "two groups, two schemata, two threads"
+    );
+    assert_eq!(level_texts(&bench.cat), ["5:0=50,8=100", "6:0=100,8=20"]);
+    let tasks = bench.tasks.tasks();
+    let active = bench.ways.read_back_bandwidth(&bench.cat, &limits, &tasks);
+    assert_eq!(active, limits);
+    assert_eq!(bench.apply_limits(&[], &limits).write_calls, 0, "again");
+    let wider = [limit(1, 0, 0, 60)];
+    bench.apply_limits(&[share(3, 0, 0, "0-3")], &wider);
+    assert_eq!(level_texts(&bench.cat), ["5:0=60,8=100"]);
+    assert_eq!(bench.cat.mask_texts(), ["5:0=f,8=ff"]);
+    // Without the limit, the ways stay, and with neither, no group is left.
+    bench.apply(&[share(3, 0, 0, "0-3")]);
+    assert_eq!(level_texts(&bench.cat), ["5:0=100,8=100"]);
+    bench.apply_limits(&[], &wider);
+    assert_eq!(bench.cat.mask_texts(), ["5:0=ff,8=ff"]);
+    bench.apply(&[]);
+    assert!(bench.cat.groups.borrow().is_empty());
+    bench.restore();
+}
+
+/// If another process changes our limit: is it reported, and set again? Is a limit that the hardware does not have raised to
+/// the next one, once?
+#[test]
+fn changed_limits_are_reported_and_odd_ones_rounded() {
+    let mut bench = ResctrlFixture::with_cat(FakeCat::with_bandwidth());
+    let limits = [limit(1, 0, 0, 33)];
+    let applied = bench.apply_limits(&[], &limits);
+    assert_eq!(applied.overridden_items, []);
+    assert_eq!(level_texts(&bench.cat), ["5:0=40,8=100"]);
+    assert_eq!(bench.apply_limits(&[], &limits).write_calls, 0);
+    for group in bench.cat.groups.borrow_mut().values_mut() {
+        group.levels.insert(0, 100);
+    }
+    let applied = bench.apply_limits(&[], &limits);
+    let item = PlanItem::Bandwidth(GroupId(1), CacheId(0));
+    assert_eq!(applied.overridden_items, [item]);
+    assert_eq!(level_texts(&bench.cat), ["5:0=40,8=100"]);
+    bench.restore();
+}
+
+/// If any write of a limit fails, or the process is killed after any: is everything restored?
+#[test]
+fn limits_are_restored_after_faults_and_kills_at_any_step() {
+    let limits = [limit(1, 0, 0, 50), limit(2, 1, 1, 20)];
+    for error in [libc::EPERM, libc::EINVAL, libc::EIO, libc::EBUSY] {
+        for nth in 0..6 {
+            let mut bench = ResctrlFixture::with_cat(FakeCat::with_bandwidth());
+            bench.cat.host.fault.set(Some((nth, error)));
+            let applied = bench.apply_limits(&[], &limits);
+            assert!(!applied.refused_items.is_empty(), "{error} at {nth}");
+            let again = bench.apply_limits(&[], &limits);
+            assert_eq!(again.refused_items, [], "{error} at {nth}");
+            assert_eq!(level_texts(&bench.cat), ["5:0=50,8=100", "6:0=100,8=20"]);
+            bench.restore();
+        }
+    }
+    for killed_after in 0..7 {
+        let mut bench = ResctrlFixture::with_cat(FakeCat::with_bandwidth());
+        bench.cat.host.broken_from.set(Some(killed_after));
+        bench.apply_limits(&[], &limits);
+        bench.cat.host.broken_from.set(None);
+        let ResctrlFixture { cat, dir, .. } = bench;
+        crate::safety::guardian::restore_left_behind(&cat, dir.path()).unwrap();
+        assert!(cat.groups.borrow().is_empty(), "after {killed_after}");
+        assert!(!dir.path().join(Journal::FILE_NAME).exists());
+    }
+}
+
 /// If classes run out: is as much applied as possible, and the rest left unrestricted and refused with the kernel's
 /// message?
 #[test]
@@ -421,6 +547,7 @@ fn the_rest_of_a_plan_is_applied_if_classes_run_out() {
         "db".into(),
         FakeGroup {
             masks: BTreeMap::new(),
+            levels: BTreeMap::new(),
             tasks: [9].into(),
         },
     );
@@ -496,6 +623,7 @@ fn threads_in_others_groups_are_left_there() {
         "db".into(),
         FakeGroup {
             masks: BTreeMap::new(),
+            levels: BTreeMap::new(),
             tasks: [5].into(),
         },
     );
@@ -587,6 +715,7 @@ fn locks_are_respected_and_orphans_swept() {
     let mut bench = ResctrlFixture::new();
     let empty = || FakeGroup {
         masks: BTreeMap::new(),
+        levels: BTreeMap::new(),
         tasks: [6].into(),
     };
     bench.cat.host.add_thread(4, 4, 1, "0-3");
@@ -626,6 +755,7 @@ fn a_foreign_lock_on_an_orphan_is_reported() {
     let orphan = Path::new(MOUNT).join("cachemate-3-9-0");
     let group = FakeGroup {
         masks: BTreeMap::new(),
+        levels: BTreeMap::new(),
         tasks: [6].into(),
     };
     bench
@@ -824,6 +954,7 @@ fn the_journal_alone_restores_everything_after_a_kill() {
             "db".into(),
             FakeGroup {
                 masks: BTreeMap::new(),
+                levels: BTreeMap::new(),
                 tasks: [8].into(),
             },
         );

@@ -1,4 +1,4 @@
-//! Our groups in resctrl, and the way masks that a plan gives them.
+//! Our groups in resctrl, and the way masks and limits of bandwidth that a plan gives them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -6,16 +6,18 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cachemate_core::{
-    ActiveShare, CacheId, CacheShare, CacheUse, CounterScope, EventCounts, IndexSet, Plan,
-    PlanItem, RefusalReason, RefusedItem, ServiceClass, ServiceClassId, ShareKey, ShareMember,
-    Units, WayMasks,
+    ActiveShare, BandwidthLimit, CacheId, CacheShare, CacheUse, ClassLimits, CounterScope,
+    EventCounts, IndexSet, Plan, PlanItem, ProcessId, RefusalReason, RefusedItem, ServiceClass,
+    ServiceClassId, ShareKey, ShareMember, Units,
 };
 
 use super::groups;
 use super::info::{Resctrl, ResctrlCache};
 use super::masks::Schemata;
+use super::monitors::{assign_counters, list_monitor_groups};
 use super::occupancy::{
-    OtherGroupMasks, Traffic, exclusive_ways, explain_occupancy, occupancy_bytes,
+    OtherGroupMasks, PackageReadings, Traffic, exclusive_ways, explain_occupancy, missing_traffic,
+    occupancy_bytes,
 };
 use crate::act::changes::{HostSnapshot, plan_item};
 use crate::act::desired_state::refusal;
@@ -26,6 +28,9 @@ use crate::sense::tasks::ManagedThread;
 
 /// Maximum wait for another process's lock on resctrl before the plan's shares are refused for this window.
 const MAX_LOCK_WAIT: Duration = Duration::from_secs(1);
+
+/// Largest number of groups whose traffic is read in a window, because hosts may have hundreds of pods.
+const MAX_READ_GROUPS: usize = 64;
 
 /// A resctrl group that this process created.
 #[derive(Debug)]
@@ -43,7 +48,7 @@ impl OwnGroup {
     }
 }
 
-/// Controller of this process's way masks on this host.
+/// Controller of this process's way masks and limits of bandwidth on this host.
 #[derive(Debug)]
 pub struct WayController {
     resctrl: Resctrl,
@@ -53,6 +58,10 @@ pub struct WayController {
     has_removed_orphans: bool,
     /// Traffic by group and domain at the last read.
     last_traffic: BTreeMap<(String, u32), Traffic>,
+    /// Energy and stalls by group and package at the last read.
+    last_package_readings: BTreeMap<(String, u32), PackageReadings>,
+    /// Traffic by path of a group and domain at the last read for single processes.
+    last_process_traffic: BTreeMap<(PathBuf, u32), u64>,
 }
 
 impl WayController {
@@ -64,6 +73,8 @@ impl WayController {
             groups: BTreeMap::new(),
             has_removed_orphans: false,
             last_traffic: BTreeMap::new(),
+            last_package_readings: BTreeMap::new(),
+            last_process_traffic: BTreeMap::new(),
         }
     }
 
@@ -73,7 +84,7 @@ impl WayController {
     }
 
     /// Reads our groups into the snapshot from which changes are derived. If resctrl's lock is unavailable, `plan`
-    /// loses its shares of ways, and no group changes. The caller holds the lock until the changes are made; without
+    /// loses its shares of ways and limits of bandwidth, and no group changes. The caller holds the lock until the changes are made; without
     /// `may_act` no lock is needed, because nothing changes.
     pub(crate) fn read(
         &mut self,
@@ -84,7 +95,8 @@ impl WayController {
         may_act: bool,
     ) -> Option<DirLock> {
         let is_way_share = |share: &CacheShare| matches!(share.units, Units::Ways { .. });
-        if !plan.shares.iter().any(is_way_share) && self.groups.is_empty() {
+        let needs_classes = plan.shares.iter().any(is_way_share) || !plan.bandwidth.is_empty();
+        if !needs_classes && self.groups.is_empty() {
             return None;
         }
         let lock = match may_act
@@ -94,12 +106,16 @@ impl WayController {
             Ok(lock) => lock,
             Err(error) => {
                 let message = format!("{}: {error}", self.resctrl.mount.display());
-                let items = plan.shares.iter().filter(|share| is_way_share(share));
-                let items = items.map(|share| PlanItem::Share(share.group, share.cache));
+                let shares = plan.shares.iter().filter(|share| is_way_share(share));
+                let shares = shares.map(|share| PlanItem::Share(share.group, share.cache));
+                let limits = plan.bandwidth.iter();
+                let limits = limits.map(|limit| PlanItem::Bandwidth(limit.group, limit.cache));
+                let items = shares.chain(limits);
                 snapshot
                     .refused_items
                     .extend(refuse_all(items, &RefusalReason::Busy, &message));
                 plan.shares.retain(|share| !is_way_share(share));
+                plan.bandwidth.clear();
                 return None;
             }
         };
@@ -161,7 +177,7 @@ impl WayController {
                 .insert(directory, (item.clone(), dir_state));
             let object = self.schemata_object(id);
             let Ok(ObjectState::Text(current_text)) = read_state(kernel, &object) else {
-                snapshot.add_class(id, WayMasks::new());
+                snapshot.add_class(id, ClassLimits::default());
                 continue;
             };
             let original_schemata = match snapshot.originals.get(&object) {
@@ -171,7 +187,7 @@ impl WayController {
                 _ => Schemata::default(),
             };
             let current_schemata = Schemata::parse(&current_text).unwrap_or_default();
-            let mut masks = WayMasks::new();
+            let mut limits = ClassLimits::default();
             for ResctrlCache {
                 cache,
                 level,
@@ -183,15 +199,27 @@ impl WayController {
                     current_schemata.mask_of(*level, *domain),
                     original_schemata.mask_of(*level, *domain),
                 );
-                let is_ours = group.class.masks.contains_key(cache)
+                let is_ours = group.class.limits.masks.contains_key(cache)
                     || original_mask
                         .is_some_and(|original_mask| current_mask != Some(original_mask));
-                masks.extend(current_mask.filter(|_| is_ours).map(|now| (*cache, now)));
+                let current_mask = current_mask.filter(|_| is_ours);
+                limits.masks.extend(current_mask.map(|now| (*cache, now)));
+            }
+            let memory = self.resctrl.memory_bandwidth();
+            for (&domain, cache) in memory.iter().flat_map(|resource| &resource.domains) {
+                let current_level = current_schemata.bandwidth_level(domain);
+                let original_level = original_schemata.bandwidth_level(domain);
+                let is_ours = group.class.limits.bandwidth.contains_key(cache)
+                    || original_level.is_some_and(|level| current_level != Some(level));
+                let current_level = current_level.filter(|_| is_ours);
+                limits
+                    .bandwidth
+                    .extend(current_level.map(|now| (*cache, now)));
             }
             snapshot
                 .objects
                 .insert(object, (item, ObjectState::Text(current_text)));
-            snapshot.add_class(id, masks);
+            snapshot.add_class(id, limits);
         }
         for id in missing_groups {
             self.groups.remove(&id);
@@ -211,19 +239,24 @@ impl WayController {
             .iter()
             .filter(|task| !task.has_exited && !task.is_fixed)
         {
-            let has_task = |share: &&CacheShare| {
-                matches!(share.units, Units::Ways { .. })
-                    && (share.members.contains(&ShareMember::Task(task.task))
-                        || share.members.contains(&ShareMember::Process(task.process)))
+            let has_task = |members: &[ShareMember]| {
+                members.contains(&ShareMember::Task(task.task))
+                    || members.contains(&ShareMember::Process(task.process))
             };
             let object = self.membership_object(task.pid, task.thread);
-            let requested_share = plan.shares.iter().find(has_task);
-            if requested_share.is_none() && !snapshot.originals.contains_key(&object) {
+            let mut shares = plan.shares.iter();
+            let share = shares.find(|share| {
+                matches!(share.units, Units::Ways { .. }) && has_task(&share.members)
+            });
+            let mut limits = plan.bandwidth.iter();
+            let limit = limits.find(|limit| has_task(&limit.members));
+            let requested_item = share
+                .map(|share| PlanItem::Share(share.group, share.cache))
+                .or(limit.map(|limit| PlanItem::Bandwidth(limit.group, limit.cache)));
+            if requested_item.is_none() && !snapshot.originals.contains_key(&object) {
                 continue;
             }
-            let item = requested_share.map_or(PlanItem::Plan, |share| {
-                PlanItem::Share(share.group, share.cache)
-            });
+            let item = requested_item.unwrap_or(PlanItem::Plan);
             let group = match read_state(kernel, &object) {
                 Ok(ObjectState::Group(group)) => group,
                 Ok(_) => continue,
@@ -290,8 +323,8 @@ impl WayController {
         ObjectState::Group(Path::new("/").join(format!("{}{}", self.prefix, class.0)))
     }
 
-    /// A group's schemata with these masks. Caches that they do not name keep the kernel's default: all ways that no
-    /// group uses exclusively.
+    /// A group's schemata with these limits. Caches that they do not name keep the kernel's default: all ways that no
+    /// group uses exclusively, and all bandwidth.
     ///
     /// # Errors
     /// The group is missing, or its file has unexpected content.
@@ -300,7 +333,7 @@ impl WayController {
         kernel: &dyn Kernel,
         snapshot: &HostSnapshot,
         class: ServiceClassId,
-        masks: &WayMasks,
+        limits: &ClassLimits,
     ) -> io::Result<ObjectState> {
         let object = self.schemata_object(class);
         let original_state = snapshot.originals.get(&object).cloned();
@@ -310,9 +343,15 @@ impl WayController {
         };
         let mut schemata = Schemata::parse(&original_text)
             .map_err(|problem| io::Error::new(io::ErrorKind::InvalidData, problem))?;
-        for (cache, mask) in masks {
+        for (cache, mask) in &limits.masks {
             if let Some(resctrl_cache) = self.resctrl.cache(*cache) {
                 schemata.set(resctrl_cache.level, resctrl_cache.domain, mask);
+            }
+        }
+        let memory = self.resctrl.memory_bandwidth();
+        for (&domain, cache) in memory.iter().flat_map(|resource| &resource.domains) {
+            if let Some(level) = limits.bandwidth.get(cache) {
+                schemata.set_bandwidth_level(domain, *level);
             }
         }
         Ok(ObjectState::Text(schemata.to_string()))
@@ -384,7 +423,7 @@ impl WayController {
                 let Some(mask) = schemata.mask_of(resctrl_cache.level, resctrl_cache.domain) else {
                     continue;
                 };
-                let members = members_in_group(share, &group.class, tasks, &group_threads);
+                let members = members_in_group(&share.members, &group.class, tasks, &group_threads);
                 if members.is_empty() {
                     continue;
                 }
@@ -409,6 +448,49 @@ impl WayController {
         active_shares
             .sort_by_key(|active_share| (active_share.share.cache, active_share.share.group));
         active_shares
+    }
+
+    /// The limits of bandwidth in force, read from the groups, with the members that are in them.
+    pub fn read_back_bandwidth(
+        &self,
+        kernel: &dyn Kernel,
+        limits: &[BandwidthLimit],
+        tasks: &[&ManagedThread],
+    ) -> Vec<BandwidthLimit> {
+        let mut active_limits = Vec::new();
+        let memory = self.resctrl.memory_bandwidth();
+        for (&domain, &cache) in memory.iter().flat_map(|resource| &resource.domains) {
+            for group in self.groups.values() {
+                let is_of_group = |limit: &&BandwidthLimit| {
+                    let key = (limit.group, limit.cache);
+                    limit.cache == cache && group.class.bandwidth_limits.contains(&key)
+                };
+                let text = kernel
+                    .read(&group.path.join("schemata"))
+                    .unwrap_or_default();
+                let schemata = Schemata::parse(&text).unwrap_or_default();
+                let Some(level) = schemata.bandwidth_level(domain) else {
+                    continue;
+                };
+                let group_threads: BTreeSet<i32> = groups::read_members(kernel, &group.path)
+                    .unwrap_or_default()
+                    .into_iter()
+                    .collect();
+                for limit in limits.iter().filter(is_of_group) {
+                    let members =
+                        members_in_group(&limit.members, &group.class, tasks, &group_threads);
+                    if !members.is_empty() {
+                        active_limits.push(BandwidthLimit {
+                            members,
+                            level,
+                            ..limit.clone()
+                        });
+                    }
+                }
+            }
+        }
+        active_limits.sort_by_key(|limit| (limit.cache, limit.group));
+        active_limits
     }
 
     fn occupancy_domain(&self, resctrl_cache: &ResctrlCache) -> Option<u32> {
@@ -450,12 +532,21 @@ impl WayController {
                 masks.and_then(|masks| masks.mask_of(resctrl_cache.level, resctrl_cache.domain));
             other_masks.extend(mask.map(|mask| (format!("/{name}"), mask)));
         }
-        explain_occupancy(
+        let mut reasons = explain_occupancy(
             &active_share.share,
             active_share.occupancy_bytes,
             resctrl_cache,
             &other_masks,
-        )
+        );
+        let missing_reading = own_group.and_then(|group| {
+            let domain = resctrl_cache.domain;
+            missing_traffic(kernel, &group.path, domain, self.resctrl.counted_events)
+        });
+        reasons.extend(
+            missing_reading
+                .map(|missing| format!("its traffic is unknown: {}", missing.describe())),
+        );
+        reasons
     }
 
     /// Current occupancy and free classes of every last-level cache. Read-only.
@@ -508,13 +599,10 @@ impl WayController {
             .collect()
     }
 
-    /// Memory traffic since the last window: of our groups, and of every monitored cache as the sum of all groups.
-    /// Read-only.
+    /// Memory traffic since the last window, of our groups, and of every monitored cache as the sum of all groups; and
+    /// the energy and the stalls of our groups. Read-only.
     pub fn traffic_counts(&mut self, kernel: &dyn Kernel) -> Vec<(CounterScope, EventCounts)> {
         let counted_events = self.resctrl.counted_events;
-        if !(counted_events.has_total_bytes || counted_events.has_local_bytes) {
-            return Vec::new();
-        }
         let group_names = groups::list_groups(kernel, &self.resctrl.mount).unwrap_or_default();
         let mut current_traffic = BTreeMap::new();
         let mut counts_by_scope = Vec::new();
@@ -548,15 +636,127 @@ impl WayController {
                 .extend(cache_traffic.map(|sum| (CounterScope::Cache(cache), sum.counts())));
         }
         self.last_traffic = current_traffic;
+        self.add_package_counts(kernel, &mut counts_by_scope);
         counts_by_scope.retain(|(_, counts)| !counts.0.is_empty());
         counts_by_scope.sort_by_key(|(scope, _)| *scope);
         counts_by_scope
     }
 }
 
-/// The members of a share that are in its group: single tasks, and processes with all their threads in the group.
+impl WayController {
+    /// Gives counters of traffic to our groups, where they have to be assigned: to limited groups first, because limits are
+    /// judged by traffic.
+    pub(crate) fn assign_counters(&self, kernel: &dyn Kernel) {
+        if self.resctrl.counter_assignment.is_none() {
+            return;
+        }
+        let mut own_groups: Vec<&OwnGroup> = self
+            .groups
+            .values()
+            .filter(|group| !group.class.members.is_empty())
+            .collect();
+        own_groups.sort_by_key(|group| group.class.bandwidth_limits.is_empty());
+        let paths: Vec<PathBuf> = own_groups
+            .into_iter()
+            .map(|group| group.path.clone())
+            .collect();
+        assign_counters(kernel, &paths);
+    }
+
+    /// Memory traffic of processes since the last call, from all groups, ours and those of others, whose threads belong to
+    /// one process each. Read-only.
+    pub fn process_traffic(
+        &mut self,
+        kernel: &dyn Kernel,
+        tasks: &[&ManagedThread],
+    ) -> BTreeMap<ProcessId, u64> {
+        let events = self.resctrl.counted_events;
+        if !events.has_total_bytes || self.resctrl.monitored_caches.is_empty() {
+            return BTreeMap::new();
+        }
+        let process_by_thread: BTreeMap<i32, ProcessId> = tasks
+            .iter()
+            .filter(|task| !task.has_exited)
+            .map(|task| (task.thread.tid, task.process))
+            .collect();
+        let mut bytes_by_process: BTreeMap<ProcessId, u64> = BTreeMap::new();
+        let mut current_traffic = BTreeMap::new();
+        let groups = list_monitor_groups(kernel, &self.resctrl.mount).unwrap_or_default();
+        let with_threads = groups.iter().filter(|group| {
+            group.path != Path::new("/") && group.threads.is_some_and(|count| count > 0)
+        });
+        for group in with_threads.take(MAX_READ_GROUPS) {
+            let below = group.path.strip_prefix("/").unwrap_or(&group.path);
+            let dir = self.resctrl.mount.join(below);
+            // A class also counts the groups below it, which are read on their own.
+            let has_groups_below = group.has_class
+                && groups
+                    .iter()
+                    .any(|other| !other.has_class && other.path.starts_with(&group.path));
+            let members = groups::read_members(kernel, &dir).unwrap_or_default();
+            let mut processes = members.iter().map(|tid| process_by_thread.get(tid));
+            let Some(Some(&process)) = processes.next().filter(|_| !has_groups_below) else {
+                continue;
+            };
+            if !processes.all(|other| other == Some(&process)) {
+                continue;
+            }
+            for &domain in self.resctrl.monitored_caches.keys() {
+                let Some(bytes) = Traffic::read(kernel, &dir, domain, events).total_bytes else {
+                    continue;
+                };
+                let key = (group.path.clone(), domain);
+                let earlier = self.last_process_traffic.get(&key);
+                if let Some(new_bytes) = earlier.and_then(|earlier| bytes.checked_sub(*earlier)) {
+                    *bytes_by_process.entry(process).or_default() += new_bytes;
+                }
+                current_traffic.insert(key, bytes);
+            }
+        }
+        self.last_process_traffic = current_traffic;
+        bytes_by_process
+    }
+
+    /// Adds the energy and the stalls of our groups since the last window, in packages with one last-level cache.
+    fn add_package_counts(
+        &mut self,
+        kernel: &dyn Kernel,
+        counts_by_scope: &mut Vec<(CounterScope, EventCounts)>,
+    ) {
+        let mut current_readings = BTreeMap::new();
+        if self.resctrl.package_events.is_empty() {
+            return;
+        }
+        for (&package, &cache) in &self.resctrl.package_caches {
+            for own_group in self.groups.values() {
+                let reading = PackageReadings::read(kernel, &own_group.path, package);
+                let key = (own_group.name().to_string_lossy().into_owned(), package);
+                let earlier = self.last_package_readings.get(&key).copied();
+                current_readings.insert(key, reading);
+                let Some((group, earlier)) = own_group.class.group_of(cache).zip(earlier) else {
+                    continue;
+                };
+                let scope = CounterScope::Group(group, cache);
+                let mut new_counts = reading.counts_since(earlier).0;
+                match counts_by_scope
+                    .iter_mut()
+                    .find(|(other, _)| *other == scope)
+                {
+                    Some((_, counts)) => {
+                        counts.0.append(&mut new_counts);
+                        counts.0.sort_by_key(|count| count.event);
+                    }
+                    None => counts_by_scope.push((scope, EventCounts(new_counts))),
+                }
+            }
+        }
+        self.last_package_readings = current_readings;
+    }
+}
+
+/// Those of the members that are in the group: single tasks, and processes with all their threads in the group.
 fn members_in_group(
-    share: &CacheShare,
+    members: &[ShareMember],
     class: &ServiceClass,
     tasks: &[&ManagedThread],
     group_threads: &BTreeSet<i32>,
@@ -578,12 +778,7 @@ fn members_in_group(
             threads.peek().is_some() && threads.all(|task| is_task_in_group(&task))
         }
     };
-    share
-        .members
-        .iter()
-        .filter(is_member_in_group)
-        .copied()
-        .collect()
+    members.iter().filter(is_member_in_group).copied().collect()
 }
 
 fn refuse_all(

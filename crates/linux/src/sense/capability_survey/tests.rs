@@ -14,7 +14,7 @@ fn the_gang_schedulers_first_missing_prerequisite_is_named() {
     let says = |host: &FakeHost, word: &str, remedy: &str| {
         let capability = query(host);
         assert!(
-            !capability.works && capability.detail.contains(word),
+            !capability.is_usable() && capability.detail.contains(word),
             "{capability:?}"
         );
         assert!(
@@ -40,7 +40,7 @@ fn the_gang_schedulers_first_missing_prerequisite_is_named() {
     let scheduler = FakeScheduler::start(Arc::new(Mutex::new(FakeHost::default())), &socket);
     let works = query(&host);
     assert!(
-        works.works && works.detail == "attached, 2 last-level caches, 0 threads",
+        works.is_usable() && works.detail == "attached, 2 last-level caches, 0 threads",
         "{works:?}"
     );
     scheduler.inside.lock().unwrap().guarded = Some("CPU 1: busy".to_string());

@@ -1,0 +1,170 @@
+use cachemate_core::BandwidthUnit;
+
+use super::*;
+
+const PERCENT: BandwidthSupport = BandwidthSupport {
+    unit: BandwidthUnit::Percent,
+    min_level: 10,
+    step: 10,
+    max_level: 100,
+    max_groups: 8,
+};
+
+fn aggressor(process: u32, bytes: f64, lever: Lever) -> Aggressor {
+    let full_level = match lever {
+        Lever::Cpus => 4,
+        Lever::Bandwidth(support) => support.max_level,
+    };
+    Aggressor {
+        process: ProcessId(process),
+        cache: CacheId(0),
+        lever,
+        bytes,
+        full_level,
+    }
+}
+
+/// Runs the rule for some windows with the slack and the aggressors that follow from the levels of processes 1 and 2.
+/// Returns the levels after each window.
+fn run(
+    windows: u64,
+    lever: Lever,
+    slack: impl Fn(u64, [u32; 2]) -> f64,
+) -> (Vec<[u32; 2]>, NodeThrottles) {
+    let mut node = NodeThrottles::default();
+    let mut history = Vec::new();
+    let full = aggressor(1, 1.0, lever).full_level;
+    let mut levels = [full; 2];
+    for window in 0..windows {
+        // The second program moves half as many bytes as the first one without a limit.
+        let bytes = [2.0, 1.0].map(|bytes| bytes / f64::from(full));
+        let aggressors = [0, 1].map(|index| {
+            let moved = bytes[index] * f64::from(levels[index]);
+            aggressor(index as u32 + 1, moved, lever)
+        });
+        node.observe(slack(window, levels), &aggressors, window);
+        levels = [1, 2].map(|process| {
+            let throttle = node
+                .throttles
+                .iter()
+                .find(|throttle| throttle.aggressor.process == ProcessId(process));
+            throttle.map_or(full, |throttle| throttle.level)
+        });
+        history.push(levels);
+    }
+    (history, node)
+}
+
+fn changes(history: &[[u32; 2]]) -> Vec<[u32; 2]> {
+    let mut changes = history.to_vec();
+    changes.dedup();
+    changes
+}
+
+/// Is the largest aggressor halved until the promise holds, does it get steps back, and does it stay below the level that
+/// failed, which is tried again ever more rarely?
+#[test]
+fn the_largest_aggressor_is_halved_and_gets_steps_back() {
+    // The promise is kept up to 40 %.
+    let slack = |_, [first, _]: [u32; 2]| (45.0 - f64::from(first)) / 100.0;
+    let (history, _) = run(400, Lever::Bandwidth(PERCENT), slack);
+    let levels: Vec<u32> = changes(&history).iter().map(|levels| levels[0]).collect();
+    assert_eq!(levels[..4], [100, 50, 30, 40], "{levels:?}");
+    assert!(
+        levels[4..].iter().all(|level| [40, 50].contains(level)),
+        "{levels:?}"
+    );
+    let missed = history[20..].iter().filter(|levels| levels[0] > 40).count();
+    assert!(
+        (1..30).contains(&missed),
+        "{missed} windows of {}",
+        history.len() - 20
+    );
+    assert!(
+        history.iter().all(|levels| levels[1] == 100),
+        "the smaller one"
+    );
+}
+
+/// If the largest aggressor alone does not suffice: is always the one halved that moves most bytes now?
+#[test]
+fn the_program_that_moves_most_bytes_now_is_halved() {
+    let slack = |_, levels: [u32; 2]| 0.5 - f64::from(2 * levels[0] + levels[1]) / 200.0;
+    let (history, _) = run(40, Lever::Bandwidth(PERCENT), slack);
+    assert_eq!(changes(&history)[..3], [[100, 100], [50, 100], [30, 100]]);
+}
+
+/// If no limit brings the service nearer to its promise: are all released, and is the rule silent for a while?
+#[test]
+fn limits_that_do_not_help_are_released_for_a_while() {
+    let (history, node) = run(60, Lever::Bandwidth(PERCENT), |_, _| -0.5);
+    let released = history
+        .iter()
+        .position(|levels| *levels == [10, 10])
+        .unwrap();
+    let after = &history[released + 1..];
+    let first_free = after
+        .iter()
+        .position(|levels| *levels == [100, 100])
+        .unwrap();
+    assert!(
+        after[first_free..]
+            .iter()
+            .take(25)
+            .all(|levels| *levels == [100, 100])
+    );
+    assert!(node.paused_until > 30);
+}
+
+/// Do the same steps count CPUs, and is everything released once the service has time to spare?
+#[test]
+fn fewer_cpus_follow_the_same_rule() {
+    let slack = |window, [first, _]: [u32; 2]| match window < 30 {
+        true => 0.25 - f64::from(first) / 10.0,
+        false => 0.5,
+    };
+    let (history, node) = run(120, Lever::Cpus, slack);
+    let levels: Vec<u32> = changes(&history).iter().map(|levels| levels[0]).collect();
+    assert_eq!(levels[..2], [4, 2], "{levels:?}");
+    assert_eq!(history.last(), Some(&[4, 4]), "{levels:?}");
+    assert_eq!(node.throttles, []);
+}
+
+/// Does noise around the promise move a level by one step rather than by a half?
+#[test]
+fn noise_around_the_promise_moves_one_step() {
+    let noise = |window: u64| [0.02, -0.03, 0.01, -0.02, 0.03][window as usize % 5];
+    let slack = |window, [first, _]: [u32; 2]| (45.0 - f64::from(first)) / 400.0 + noise(window);
+    let (history, _) = run(300, Lever::Bandwidth(PERCENT), slack);
+    assert!(
+        history[20..]
+            .iter()
+            .all(|levels| (20..=60).contains(&levels[0])),
+        "{:?}",
+        changes(&history)
+    );
+}
+
+/// Are levels halved, raised and lowered in steps that the machine has, and always changed?
+#[test]
+fn levels_move_in_the_steps_of_the_machine() {
+    let percent = Lever::Bandwidth(PERCENT);
+    assert_eq!(
+        [100, 50, 30, 20].map(|level| percent.halve(level)),
+        [50, 30, 20, 10]
+    );
+    assert_eq!(
+        [10, 90, 100].map(|level| percent.step_up(level)),
+        [20, 100, 100]
+    );
+    let amd = Lever::Bandwidth(BandwidthSupport {
+        unit: BandwidthUnit::EighthsOfGigabytePerSecond,
+        min_level: 1,
+        step: 1,
+        max_level: 2048,
+        max_groups: 16,
+    });
+    assert_eq!([80, 3, 2].map(|level| amd.halve(level)), [40, 1, 1]);
+    assert_eq!([80, 5].map(|level| amd.step_up(level)), [90, 6]);
+    assert_eq!([5, 2, 1].map(|level| Lever::Cpus.halve(level)), [2, 1, 1]);
+}

@@ -40,12 +40,9 @@ $(field Description | sed '1d; s/^ //; s/^\.$//')
 cp -a "$work/files/." "%{buildroot}/"
 
 %post
-# The service is installed but not enabled, because the administrator decides. A running daemon is restarted from the new
-# file.
-if [ -d /run/systemd/system ]; then
-    systemctl --system daemon-reload >/dev/null || :
-    [ "\$1" -lt 2 ] || systemctl try-restart cachemate.service >/dev/null || :
-fi
+# The service is installed but not enabled, because the administrator decides.
+$(sed -n '/^restart_daemon() {$/,/^}$/p' packaging/debian/postinst | sed 's/deb-systemd-invoke/systemctl/')
+[ ! -d /run/systemd/system ] || restart_daemon
 
 %preun
 # The daemon restores the host when it stops; changes that a crashed daemon left are restored as well.

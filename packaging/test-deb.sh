@@ -1,7 +1,8 @@
 #!/bin/sh
-# Tests that each package passes lintian, installs, upgrades under a running daemon, keeps an edited configuration, gives
-# way to the other under a running daemon, and is removed without a trace. The test needs root rights and a network for a separate system (debootstrap, below target/);
-# without them, it reports what was not checked.
+# Tests that each package passes lintian, installs, upgrades under a running daemon, keeps an edited configuration, restarts
+# the daemon only if that is valid, gives way to the other under a running daemon, and is removed without a trace. The test
+# needs root rights and a network for a separate system (debootstrap, below target/); without them, it reports what was not
+# checked.
 # Usage: test-deb.sh CACHEMATE.deb CACHEMATE-DAEMON.deb
 set -eu
 cd "$(dirname "$0")/.."
@@ -78,6 +79,23 @@ rm -rf "$higher"
 within dpkg --force-confold -i /higher.deb >/dev/null || fail 'it does not upgrade'
 answers || fail 'the daemon does not answer after the upgrade'
 grep -q 'window_ms = 500' "$root/etc/cachemate/cachemate.toml" || fail 'the upgrade took the edited configuration'
+# Would systemd be told to restart the daemon, with a valid configuration and with an invalid one? A stand-in for systemctl
+# writes down what it is asked.
+asked=$root/asked
+mkdir -p "$root/run/systemd/system"
+printf '#!/bin/sh\necho "$*" >>/asked\n' >"$root/usr/bin/systemctl"
+chmod 755 "$root/usr/bin/systemctl"
+restarts() {
+    : >"$asked"
+    within dpkg --force-confold -i /higher.deb >/dev/null 2>"$root.said" || fail 'it does not upgrade under systemd'
+    grep -q 'restart cachemate.service' "$asked"
+}
+restarts || fail "an upgrade does not restart the daemon: $(cat "$asked" "$root.said")"
+sed -i 's/^window_ms = 500$/window_ms = "half"/' "$root/etc/cachemate/cachemate.toml"
+! restarts || fail 'an upgrade restarts the daemon with a configuration that it refuses'
+grep -q 'cachemate.toml:.*window_ms' "$root.said" || fail "an upgrade does not say why the daemon is not restarted: $(cat "$root.said")"
+sed -i 's/^window_ms = "half"$/window_ms = 500/' "$root/etc/cachemate/cachemate.toml"
+rm -rf "$root/run/systemd" "$root/usr/bin/systemctl" "$asked" "$root.said"
 # The other package takes over: daemon and configuration stay.
 cp "$other" "$root/other.deb"
 within dpkg --force-confold --auto-deconfigure -i /other.deb >/dev/null || fail "$name does not give way to the other package"

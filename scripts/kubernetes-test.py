@@ -26,7 +26,7 @@ VALUES = {
     "with the extender": (["extender.enabled=true"], 0),
     "with the extender on a volume": (["extender.enabled=true", "extender.knowledgeVolume.configMap.name=knowledge"], 0),
     "acting, on some nodes": (["node.mode=act", "node.nodeSelector.pool=batch", "node.tolerations[0].operator=Exists"], 0),
-    "with a monitor": (["podMonitor.enabled=true"], 1),
+    "with a monitor": (["podMonitor.enabled=true", "podMonitor.tokenSecret=cachemate-metrics"], 1),
 }
 
 

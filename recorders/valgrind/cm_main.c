@@ -233,7 +233,8 @@ typedef struct {
    UInt os_thread; /* the kernel's id, 0 until it has run */
    ULong *l1;
    ULong instructions, accesses; /* since its start, while not running */
-   ULong window_instructions, window_accesses; /* of these, before the window */
+   ULong window_instructions, window_accesses; /* of these, before the window or in pauses */
+   ULong resting_instructions, resting_accesses; /* of these, before the pause */
    ULong recorded_at;            /* instructions at its last record */
    ULong records;                /* with those of the parent before a fork, so that its loads are known as old ones */
    ULong inherited_records;
@@ -250,7 +251,8 @@ static ULong instructions, accesses;
 static ULong seen_elsewhere;
 /* Every access calls the helper, which counts it. */
 static Bool exact;
-static enum { WAITING, SKIPPING, RECORDING, PAUSED, OFF } mode = RECORDING;
+/* Between bursts the program runs without our code (PAUSED), or with it at rest (RESTING). */
+static enum { WAITING, SKIPPING, RECORDING, PAUSED, RESTING, OFF } mode = RECORDING;
 /* When the program started, or the wait ended. */
 static ULong begun_ms;
 
@@ -606,6 +608,7 @@ static Int fifo = -1;
 static UInt my_pid;
 
 static Bool discard_due; /* translations have to be made anew */
+static ULong translated; /* instructions in translations since then */
 
 static void switch_off(void)
 {
@@ -846,7 +849,7 @@ static VG_REGPARM(2) void on_exact_access(Addr address, Access *access)
 static Bool near_an_end(void)
 {
    ULong seen = seen_elsewhere + accesses;
-   if (mode == WAITING || mode == PAUSED)
+   if (mode == WAITING || mode == PAUSED || mode == RESTING)
       return False;
    if (mode == SKIPPING)
       return clo_skip - seen < TURN_ACCESSES;
@@ -1422,6 +1425,8 @@ static UShort site_of(Addr address)
 static IRSB *instrument(VgCallbackClosure *closure, IRSB *in, const VexGuestLayout *layout,
                         const VexGuestExtents *extents, const VexArchInfo *arch, IRType guest_word, IRType host_word)
 {
+   for (Int i = 0; i < in->stmts_used; i++)
+      translated += in->stmts[i]->tag == Ist_IMark;
    if (mode == OFF || mode == WAITING || mode == PAUSED)
       return in;
    Build b = {.out = deepCopyIRSBExceptStmts(in)};
@@ -1511,6 +1516,8 @@ static void enter_thread(Thread *thread)
    seen_elsewhere -= accesses;
 }
 
+static void end_rest(void);
+
 /* Time is looked at when a thread begins a turn, of 100 000 blocks at most. While it waits, the program runs without our
    code in it, which is as fast as Valgrind is. */
 static void look_at_time(void)
@@ -1524,7 +1531,9 @@ static void look_at_time(void)
       mode = clo_burst ? PAUSED : clo_skip ? SKIPPING : RECORDING;
       discard_due = True;
    }
-   if ((mode == RECORDING || mode == PAUSED) && clo_max_ms && VG_(read_millisecond_timer)() - begun_ms >= clo_max_ms) {
+   if ((mode == RECORDING || mode == PAUSED || mode == RESTING) && clo_max_ms &&
+       VG_(read_millisecond_timer)() - begun_ms >= clo_max_ms) {
+      end_rest();
       send_branch_loads();
       send(FLAG_MAX);
       switch_off();
@@ -1545,27 +1554,99 @@ static ULong draw(void)
    return state >> 32;
 }
 
+/* A pause without our code is fast, but what runs in it has to be translated bare, and again with our code for the next burst.
+   If a program's code is large, as a compiler's, that takes longer than to leave our code where it is, at rest. Nanoseconds in
+   which an instruction is translated, and the share of a burst's time that bare code saves of one at rest; as measured. */
+#define BARE_TRANSLATION_NS 3000ULL
+#define OUR_TRANSLATION_NS 9000ULL
+#define SAVED_PERCENT 40ULL
+/* Instructions up to which a first pause without our code costs little, whatever the program is. */
+#define SMALL_CODE 50000ULL
+
+static ULong burst_begin_ms, burst_begin_translated;
+
+static Bool bare_pause_pays(ULong burst_blocks, ULong pause_blocks)
+{
+   ULong burst_ns = (VG_(read_millisecond_timer)() - burst_begin_ms) * 1000000;
+   ULong translation_ns = (translated - burst_begin_translated) * OUR_TRANSLATION_NS;
+   ULong run_ns = burst_ns > translation_ns ? burst_ns - translation_ns : 0;
+   double saved_ns = (double)run_ns * pause_blocks / (burst_blocks + 1) * SAVED_PERCENT / 100;
+   return saved_ns > (double)translated * (BARE_TRANSLATION_NS + OUR_TRANSLATION_NS);
+}
+
+static void begin_rest(void)
+{
+   mode = RESTING;
+   sampling = 0;
+   Thread *running = current;
+   leave_thread();
+   for (UInt i = 0; i < threads_size; i++) {
+      threads[i].resting_instructions = threads[i].instructions;
+      threads[i].resting_accesses = threads[i].accesses;
+   }
+   if (running)
+      enter_thread(running);
+}
+
+/* What a thread that is not running did while our code was at rest is not in the recording. */
+static void leave_rest_out(Thread *thread)
+{
+   ULong passed = thread->instructions - thread->resting_instructions;
+   thread->window_instructions += passed;
+   thread->recorded_at += passed;
+   thread->resting_instructions = thread->instructions;
+   passed = thread->accesses - thread->resting_accesses;
+   thread->window_accesses += passed;
+   seen_elsewhere -= passed;
+   thread->resting_accesses = thread->accesses;
+}
+
+static void end_rest(void)
+{
+   if (mode != RESTING)
+      return;
+   Thread *running = current;
+   leave_thread();
+   for (UInt i = 0; i < threads_size; i++)
+      if (threads[i].live)
+         leave_rest_out(&threads[i]);
+   if (running)
+      enter_thread(running);
+}
+
 /* Pauses are drawn, half to one and a half times as long as the share asks for: no period of the program matches them.
    They are counted in blocks, of which the core keeps count, also while the program runs without our code. */
 static void pause(ULong now, ULong burst_blocks)
 {
    ULong mean = burst_blocks * (100 - clo_burst_percent) / clo_burst_percent;
-   pause_end = now + mean / 2 + (ULong)((double)mean * draw() / 4294967296.0);
-   mode = PAUSED;
-   discard_due = True;
+   ULong blocks = mean / 2 + (ULong)((double)mean * draw() / 4294967296.0);
+   pause_end = now + blocks;
+   if (!burst_end || bare_pause_pays(burst_blocks, blocks)) {
+      mode = PAUSED;
+      discard_due = True;
+   } else
+      begin_rest();
 }
 
 static void look_at_burst(ULong now)
 {
-   if (mode == PAUSED && now >= pause_end) {
+   if ((mode == PAUSED || mode == RESTING) && now >= pause_end) {
+      end_rest();
+      if (mode == PAUSED)
+         discard_due = True;
       mode = RECORDING;
-      discard_due = True;
       burst_begin = now;
+      burst_begin_ms = VG_(read_millisecond_timer)();
+      burst_begin_translated = discard_due ? 0 : translated;
       burst_end = seen_elsewhere + accesses + clo_burst;
       send(FLAG_BURST);
    } else if (mode == RECORDING && seen_elsewhere + accesses >= burst_end) {
       send(0);
       pause(now, now - burst_begin);
+   } else if (mode == PAUSED && !burst_end && translated > SMALL_CODE) {
+      /* The first pause, of which nothing was known. */
+      begin_rest();
+      discard_due = True;
    }
 }
 
@@ -1607,6 +1688,7 @@ static void on_run(ThreadId tid, ULong blocks)
       retired = arena;
       arena = NULL;
       discard_due = False;
+      translated = 0;
       sampling = 0;
    }
    if (tid >= threads_size || !threads[tid].live)
@@ -1634,7 +1716,12 @@ static void on_exit_thread(ThreadId tid)
       leave_thread();
       enter_thread(thread);
    }
-   if (mode == RECORDING || mode == PAUSED)
+   if (mode == RESTING) {
+      leave_thread();
+      leave_rest_out(thread);
+      enter_thread(thread);
+   }
+   if (mode == RECORDING || mode == PAUSED || mode == RESTING)
       send(0);
    leave_thread();
    if (thread->l1)
@@ -1774,8 +1861,9 @@ static void post_clo_init(void)
 
 static void fini(Int exit_code)
 {
-   if (mode != RECORDING && mode != PAUSED)
+   if (mode != RECORDING && mode != PAUSED && mode != RESTING)
       return;
+   end_rest();
    send_branch_loads();
    send(FLAG_END);
    /* The others that still live, at their last switch. */

@@ -1,8 +1,10 @@
 //! Exit codes: 0 success, 1 invalid input or host, 2 usage, 130 interrupted.
 
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
+use cachemate_core::nearest_name;
 use cachemate_report::text::EscapedText;
 use cachemate_trace::TraceError;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -68,8 +70,37 @@ fn describe(error: &anyhow::Error) -> String {
         }
     });
     let location = text.split(": ").next().unwrap_or_default();
+    let hint = nearest_file_hint(&text, location);
     without_os_codes(&text.replace(&format!(": {location}: "), ": "))
         .replace("found No such file or directory", "found no such file")
+        .replace(": No such file or directory", ": found no such file")
+        + &hint
+}
+
+/// Names the file that was probably meant, if the message is about a missing one and its directory has one of a similar
+/// name; empty otherwise.
+fn nearest_file_hint(text: &str, location: &str) -> String {
+    let path = Path::new(location);
+    let is_missing = text.contains("No such file or directory")
+        && matches!(cachemate_files::metadata_if_exists(path), Ok(None));
+    let Some(name) = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .filter(|_| is_missing)
+    else {
+        return String::new();
+    };
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let files = cachemate_files::list_dir(dir.unwrap_or(Path::new("."))).unwrap_or_default();
+    let names = files.iter().filter_map(|file| file.file_name()?.to_str());
+    nearest_name(name, names)
+        .map(|nearest| {
+            format!(
+                " (did you mean '{}'?)",
+                path.with_file_name(nearest).display()
+            )
+        })
+        .unwrap_or_default()
 }
 
 /// Removes the numbers of the operating system's errors, such as ` (os error 2)`, which follow their names.
@@ -136,7 +167,20 @@ mod tests {
             "/tmp: found a directory, expected a plain file"
         );
         let missing = anyhow::Error::new(io::Error::from_raw_os_error(2)).context("x.toml");
-        assert_eq!(describe(&missing), "x.toml: No such file or directory");
+        assert_eq!(describe(&missing), "x.toml: found no such file");
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("small.cmt"), "").unwrap();
+        let (mistyped, meant) = (dir.path().join("smal.cmt"), dir.path().join("small.cmt"));
+        let missing = anyhow::Error::new(io::Error::from_raw_os_error(2))
+            .context(mistyped.display().to_string());
+        assert_eq!(
+            describe(&missing),
+            format!(
+                "{}: found no such file (did you mean '{}'?)",
+                mistyped.display(),
+                meant.display()
+            )
+        );
         let quoted = Err::<(), _>(cause())
             .context(format!("/tmp: cannot open: {}", cause()))
             .unwrap_err();

@@ -18,7 +18,7 @@ use clap::Args;
 
 use crate::exit::UsageError;
 use crate::host_machine::{HOST_NAME, load_machine};
-use crate::programs::{ProfiledInput, load_all};
+use crate::programs::{ProfiledInput, check_names, load_all};
 use crate::session::Session;
 
 /// The option that selects the machine.
@@ -101,6 +101,7 @@ impl Prediction {
         machine: &str,
         model: &str,
     ) -> anyhow::Result<Self> {
+        check_names(programs)?;
         let machine = load_machine(session, machine)?;
         let unknown_model = |error: UnknownScheme| {
             UsageError(format!(

@@ -108,6 +108,16 @@ fn profile_trace(
     Ok(profiling.finish(name, source, trace.header(), totals.as_ref())?)
 }
 
+/// Checks that each name is one of a file or of a bundled recording, before anything that takes time.
+///
+/// # Errors
+/// The first name that is neither.
+pub fn check_names(names: &[String]) -> anyhow::Result<()> {
+    names
+        .iter()
+        .try_for_each(|name| is_profile(&recording_path(name)?).map(drop))
+}
+
 /// Loads all programs, in the order given. Copies of a name are numbered.
 pub fn load_all(
     session: &Session,

@@ -20,8 +20,8 @@ use ratatui::widgets::{Block, Borders, Paragraph};
 
 use crate::service_text::render_services;
 use crate::status_text::{
-    COLUMNS, decisions_text, gang_lines, problems_text, shares_text, status_head, task_row,
-    tasks_by_cache,
+    COLUMNS, decisions_heading, decisions_text, gang_lines, problems_text, shares_text,
+    status_head, task_row, tasks_by_cache,
 };
 use cachemate_daemon::socket;
 use cachemate_daemon::status::DaemonStatus;
@@ -168,7 +168,9 @@ impl ScreenState {
             .take(usize::from(body_area.height))
             .collect::<Vec<_>>();
         frame.render_widget(Paragraph::new(visible_lines), body_area);
-        let block = Block::new().borders(Borders::TOP).title("last decisions");
+        let block = Block::new()
+            .borders(Borders::TOP)
+            .title(decisions_heading(status.mode));
         frame.render_widget(Paragraph::new(details).block(block), details_area);
         frame.render_widget(Paragraph::new(self.footer()), footer_area);
     }

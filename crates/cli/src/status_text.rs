@@ -381,6 +381,14 @@ pub fn status_text(status: &DaemonStatus, with_threads: bool) -> String {
     render_status(status, with_threads, 10, (usize::MAX, usize::MAX))
 }
 
+/// The heading of the decisions, which a daemon that only observes does not carry out.
+pub fn decisions_heading(mode: ManageMode) -> &'static str {
+    match mode {
+        ManageMode::Act => "last decisions",
+        ManageMode::Observe => "last decisions, only shown: mode = \"act\" would carry them out",
+    }
+}
+
 fn render_status(
     status: &DaemonStatus,
     with_threads: bool,
@@ -391,7 +399,7 @@ fn render_status(
     let decisions_section = if decisions.is_empty() {
         String::new()
     } else {
-        format!("\nlast decisions\n{decisions}")
+        format!("\n{}\n{decisions}", decisions_heading(status.mode))
     };
     let services = render_services(&status.snapshot.services, rows.0);
     let threads = if with_threads {

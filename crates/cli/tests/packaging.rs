@@ -5,12 +5,13 @@ mod common;
 mod managed;
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::not_shown::report_unchecked;
-use common::{ChildGuard, MANAGE, acting_config, command, run, start_sleeper};
+use common::{ChildGuard, MANAGE, acting_config, command, run, start_sleeper, stop};
 use managed::{PATIENCE, is_reached_within, send_signal, signals};
 
 /// Maximum exposure of the unit by systemd's score, in tenths; 0 is best, 100 worst.
@@ -39,6 +40,55 @@ fn the_units_exposure_is_at_most_the_stated_score() {
     }
     let verdict = stdout_text.lines().last().unwrap_or_default();
     assert!(out.status.success(), "{verdict}");
+}
+
+/// The command with these arguments, run in this directory by another program.
+fn run_by(dir: &Path, runner: &[&str], args: &[&str]) -> Command {
+    let own = command(dir, args);
+    let mut run = Command::new(runner[0]);
+    run.args(&runner[1..])
+        .arg(own.get_program())
+        .args(own.get_args())
+        .current_dir(dir);
+    run.envs(
+        own.get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    run.stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    run
+}
+
+/// Can the user of a collector read the metrics' file, although the unit's umask keeps files from other users?
+#[test]
+fn a_collector_can_read_the_textfile_under_the_units_umask() {
+    let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/cachemate.service");
+    let unit = std::fs::read_to_string(unit).unwrap();
+    let umask = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("UMask="))
+        .expect("the unit has a umask");
+    let dir = tempfile::tempdir().unwrap();
+    let config = "window_ms = 100\nmetrics_textfile = \"metrics.prom\"\n";
+    std::fs::write(dir.path().join("c.toml"), config).unwrap();
+    let shell = format!("umask {umask}; exec \"$0\" \"$@\"");
+    let mut daemon = ChildGuard(
+        run_by(dir.path(), &["sh", "-c", &shell], &MANAGE)
+            .spawn()
+            .unwrap(),
+    );
+    let mode_of = |name: &str| {
+        let metadata = std::fs::metadata(dir.path().join(name)).ok()?;
+        Some(metadata.permissions().mode() & 0o777)
+    };
+    assert!(
+        is_reached_within(PATIENCE, || mode_of("metrics.prom").is_some()),
+        "no metrics are written"
+    );
+    assert_eq!(mode_of("metrics.prom"), Some(0o644));
+    stop(&mut daemon);
+    assert_eq!(mode_of("metrics.prom"), None, "it ends with the daemon");
 }
 
 /// System calls in one of systemd's sets, including its nested sets.
@@ -122,24 +172,8 @@ fn the_units_filter_permits_every_system_call_in_use() {
         format!("metrics_address = \"127.0.0.1:0\"\n{config}"),
     )
     .unwrap();
-    let run_traced = |args: &[&str], name: &str| {
-        let own = command(dir.path(), args);
-        let mut tracer = Command::new("strace");
-        tracer
-            .args(["-f", "-qq", "-o", name])
-            .arg(own.get_program())
-            .args(own.get_args())
-            .current_dir(dir.path());
-        tracer.envs(
-            own.get_envs()
-                .filter_map(|(name, value)| Some((name, value?))),
-        );
-        tracer
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        tracer
-    };
+    let run_traced =
+        |args: &[&str], name: &str| run_by(dir.path(), &["strace", "-f", "-qq", "-o", name], args);
     let mut tracer = ChildGuard(run_traced(&MANAGE, "calls").spawn().unwrap());
     let journal = dir.path().join("state/restore.journal");
     assert!(

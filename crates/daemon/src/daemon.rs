@@ -105,7 +105,11 @@ impl ConfigSource {
             .clone()
             .or(config.socket)
             .or_else(|| Some(paths::default_socket()));
-        host::build_verified_policy(&config)?;
+        let is_policy_from_file = self.policy.is_none();
+        host::build_verified_policy(&config).map_err(|error| match is_policy_from_file {
+            true => error.context(file.display().to_string()),
+            false => error,
+        })?;
         Ok(config)
     }
 }

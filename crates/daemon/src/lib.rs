@@ -43,6 +43,7 @@ pub mod service_profiles;
 mod service_watch;
 pub mod socket;
 pub mod status;
+pub mod unit_sandbox;
 
 pub use cachemate_trace::end_with_parent;
 pub use metrics::OPEN_METRICS;

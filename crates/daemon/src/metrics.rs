@@ -9,6 +9,7 @@
 //! each had one.
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -28,9 +29,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 use std::sync::atomic::AtomicU64;
 
-use crate::http;
 use crate::socket::SharedStatus;
 use crate::status::DaemonStatus;
+use crate::{http, unit_sandbox};
 
 /// Maximum number of series with a program's name.
 const MAX_NAMED_SERIES: usize = 10;
@@ -160,9 +161,14 @@ impl MetricsTextfile {
     /// The file cannot be written now; later failures are retried.
     pub fn create(path: &Path, shared_status: SharedStatus) -> anyhow::Result<Self> {
         let write_page = |path: &Path, shared_status: &SharedStatus| {
-            cachemate_files::replace(path, metrics_page(&shared_status.status()).as_bytes())
+            let mut file = cachemate_files::FreshFile::create(path)?;
+            // The collector is another user, and the unit's umask is for the daemon's other files.
+            file.allow_all_readers()?;
+            file.write_all(metrics_page(&shared_status.status()).as_bytes())?;
+            file.commit()
         };
         write_page(path, &shared_status)
+            .map_err(|error| unit_sandbox::with_unit_remedy(error, path))
             .with_context(|| format!("{}: the metrics cannot be written", path.display()))?;
         let textfile = MetricsTextfile {
             path: path.to_path_buf(),

@@ -11,6 +11,7 @@ use cachemate_linux::sense::topology::read_topology;
 use cachemate_spec::ManageConfig;
 use rustix::fs::{Access, AtFlags, CWD};
 
+use crate::metrics::MetricsAddress;
 use crate::{host, paths};
 
 /// Maximum length of a socket's path: `sun_path` of unix(7) without the terminating zero.
@@ -33,6 +34,7 @@ pub fn check_config(config: &ManageConfig) -> anyhow::Result<BTreeMap<String, Pr
     if let Some(path) = &config.metrics_textfile {
         check_output_file(path).with_context(|| format!("metrics_textfile: {}", path.display()))?;
     }
+    MetricsAddress::from_config(config).context("metrics_token_file")?;
     Ok(profiles)
 }
 

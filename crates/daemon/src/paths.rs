@@ -7,11 +7,14 @@ pub use cachemate_files::cache_dir;
 use cachemate_files::{path_from_variable, path_variable};
 use cachemate_linux::safety::actuation_lock::LockPaths;
 
+/// Configuration of the shipped unit's daemon.
+pub const SYSTEM_CONFIG_FILE: &str = "/etc/cachemate/cachemate.toml";
+
 /// The default configuration file. `CACHEMATE_*` variables override the defaults; options and the configuration
 /// override both.
 pub fn config_file() -> PathBuf {
     path_variable("CACHEMATE_CONFIG").unwrap_or_else(|| match is_root() {
-        true => PathBuf::from("/etc/cachemate/cachemate.toml"),
+        true => PathBuf::from(SYSTEM_CONFIG_FILE),
         false => path_from_variable("XDG_CONFIG_HOME", ".config").join("cachemate/cachemate.toml"),
     })
 }

@@ -243,6 +243,17 @@ impl FreshFile {
         })
     }
 
+    /// Lets all users of this host read the file, whatever the umask is.
+    ///
+    /// # Errors
+    /// The error of the file system.
+    pub fn allow_all_readers(&self) -> io::Result<()> {
+        Ok(rustix::fs::fchmod(
+            &self.file,
+            Mode::from_raw_mode(OUTPUT_MODE),
+        )?)
+    }
+
     /// Renames the empty file to its final name at once, so that readers can follow it while it grows.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ import { el, say, percent, size, counted } from "./text.js";
 const NOWHERE = -1;
 // Letters that a chip has room for, and those that a slowdown takes of them.
 const CHIP_LETTERS = 18;
-const SLOWDOWN_LETTERS = 7;
+const SLOWDOWN_LETTERS = 8;
 
 export class Boxes {
   constructor(root, choose) {
@@ -26,8 +26,8 @@ export class Boxes {
     this.chips.clear();
     const caches = head.caches.map((cache) => ({
       id: cache.cache,
-      title: cache.level + " " + cache.cache,
-      about: [cache.size_bytes ? size(cache.size_bytes) : null, "CPUs " + cache.cpus].filter(Boolean).join(", "),
+      title: cache.level + " of CPUs " + cache.cpus,
+      about: [cache.size_bytes ? size(cache.size_bytes) : null, "cache " + cache.cache].filter(Boolean).join(", "),
     }));
     caches.push({ id: NOWHERE, title: "not running", about: "asleep, or without processor time in this window" });
     for (const cache of caches) {
@@ -175,9 +175,10 @@ function share(value) {
   return value === undefined ? 0 : Math.min(1, Math.max(0, Math.round(100 * value) / 100));
 }
 
+// A chip's label says what it shows, and in full: its texts are for the eye.
 function makeChip(program) {
-  const name = el("span", { class: "name" });
-  const slow = el("span", { class: "slow" });
+  const name = el("span", { class: "name", "aria-hidden": "true" });
+  const slow = el("span", { class: "slow", "aria-hidden": "true" });
   const bar = el("span", { class: "fill" });
   const line = el("span", { class: "line" });
   const root = el("button", { class: "chip", type: "button", tabindex: "-1", "data-program": program },

@@ -79,14 +79,24 @@ impl SpecError {
         errors.into_iter().rev().fold(None, prepend)
     }
 
-    /// The error for an unknown name; it lists the known names and the nearest one.
+    /// The error for an unknown name. It lists the known names that contain this one; without any, the nearest of all.
     pub(crate) fn unknown_name(subject: &str, name: &str, known_names: &[&str]) -> Self {
+        let containing_names: Vec<&str> = known_names
+            .iter()
+            .copied()
+            .filter(|known| !name.is_empty() && known.contains(name))
+            .collect();
+        let (names, nearest) = match containing_names.len() {
+            0 => (known_names, nearest_name(name, known_names.iter().copied())),
+            1 => (known_names, containing_names.first().copied()),
+            _ => (&containing_names[..], None),
+        };
         SpecError {
-            nearest: nearest_name(name, known_names.iter().copied()).map(Box::from),
+            nearest: nearest.map(Box::from),
             ..Self::for_file(
                 subject,
                 format!("'{name}'"),
-                format!("a file, or one of {}", known_names.join(", ")),
+                format!("a file, or one of {}", names.join(", ")),
             )
         }
     }

@@ -168,7 +168,12 @@ impl<'a> Located<'a> {
             .or_else(|| message.strip_prefix("invalid value: "));
         match invalid_part.and_then(|rest| rest.split_once(", expected ")) {
             Some((found, expected)) => {
-                self.error_at(path, found.replace('`', ""), describe_type(expected))
+                let found = match found {
+                    "sequence" => "a list".to_string(),
+                    "map" => "a table".to_string(),
+                    found => found.replace('`', ""),
+                };
+                self.error_at(path, found, describe_type(expected, path))
             }
             None => self.error_at(path, message, "a usable value"),
         }
@@ -193,16 +198,48 @@ impl<'a> Located<'a> {
     }
 }
 
+/// Messages of the parser that name its grammar, each with what an author sees instead: the text found, and the text
+/// expected if the parser's own says less.
+const REWORDED_SYNTAX: [(&str, &str, &str); 8] = [
+    ("invalid basic string", "a string without its end", ""),
+    ("invalid literal string", "a string without its end", ""),
+    (
+        "string values must be quoted",
+        "a text without quotes",
+        "a string in quotes, a number, true, false, a [list] or a { table }",
+    ),
+    ("key with no value", "a key without a value", "KEY = VALUE"),
+    (
+        "duplicate key",
+        "a key for the second time",
+        "each key once",
+    ),
+    ("unclosed table", "a table's head without its end", "[NAME]"),
+    (
+        "unclosed array table",
+        "a table's head without its end",
+        "[[NAME]]",
+    ),
+    ("unclosed array", "a list without its end", ""),
+];
+
 /// Adds the place to the parser's message, which is like `invalid basic string, expected `"``.
 fn syntax_error(file: &str, text: &str, error: &toml::de::Error) -> SpecError {
     let message = first_line(error.message());
     let (found, expected) = message
         .split_once(", expected ")
         .unwrap_or((&message, "TOML"));
-    let found = match found {
-        "invalid basic string" | "invalid literal string" => "a string without its end",
-        found => found,
-    };
+    let reworded = REWORDED_SYNTAX.iter().find(|(known, _, _)| *known == found);
+    let (found, expected) = reworded.map_or((found, expected), |&(_, found, reworded)| {
+        (
+            found,
+            if reworded.is_empty() {
+                expected
+            } else {
+                reworded
+            },
+        )
+    });
     SpecError {
         line_column: error.span().map(|span| line_column(text, span.start)),
         ..SpecError::for_file(file, found, expected.replace('`', "'"))
@@ -250,9 +287,16 @@ fn name_or(path: &str, name: &str) -> String {
     }
 }
 
-/// Replaces Rust's names for numbers, which mean nothing to the author of a machine.
-fn describe_type(expected: &str) -> String {
+/// Replaces Rust's names for types, which mean nothing to the author of a machine, in what the value at this path should be.
+fn describe_type(expected: &str, path: &str) -> String {
     match expected.trim_matches('`') {
+        "a sequence" => "a list, such as [1, 2]".to_string(),
+        "a map" => "a table, such as { name = \"value\" }".to_string(),
+        // An entry of a list of tables, each of which has its own head in a file.
+        other if other.starts_with("struct ") => match path.rsplit_once('[') {
+            Some((list, _)) => format!("a table, below a line [[{list}]]"),
+            None => format!("a table, below a line [{path}]"),
+        },
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number, 0 or more".to_string(),
         "i32" | "i64" => "a whole number".to_string(),
         "f32" | "f64" => "a number".to_string(),

@@ -283,9 +283,9 @@ impl Policy for Auto {
         } else {
             None
         };
-        // A proposal stands until a search finds that the plan in force is best.
+        // A proposal stands until a search finds that the plan in force is best; one without models finds nothing.
         if let Some(unproposed_plan) = unproposed_plan
-            && self.searches.start_window == Some(view.observation.window)
+            && self.searches.results_window == Some(view.observation.window)
         {
             kept_plan = unproposed_plan;
         }
@@ -514,7 +514,7 @@ impl Auto {
         } else {
             self.forecast = Some(self.forecast_of(&input, &input.current_layout));
         }
-        self.searches.store_results(input);
+        self.searches.store_results(input, view.observation.window);
         change
     }
 
@@ -724,20 +724,11 @@ mod tests {
     };
     use cachemate_core::{
         CacheId, CacheLevel, CacheShare, CounterEvent, CpuId, EventCount, EventCounts, GroupId,
-        IndexSet, ProcessId, Profile, Profiles, ShareMember, TaskId, Units, Verdicts,
+        IndexSet, Observation, ProcessId, Profile, Profiles, ShareMember, TaskId, Units, Verdicts,
     };
 
-    /// Two partitioned tasks, the first of them in its second phase: returns the decision if this plan is in force.
-    fn decide_window(
-        policy: &mut Auto,
-        window: u64,
-        previous_plan: &Plan,
-        verdicts: &dyn Verdicts,
-    ) -> Decision {
-        let (topology, can) = (
-            last_level_caches(1, 2, CacheLevel::L3, 1 << 20),
-            capabilities_fixture(&[Ability::Ways]),
-        );
+    /// Two counted tasks that run all the time.
+    fn window_fixture(window: u64) -> Observation {
         let mut observation = observation_fixture(window, 2);
         let reading = |event| EventCount {
             event,
@@ -752,6 +743,21 @@ mod tests {
             );
             task.on_cpu_ns = vec![(CpuId(task.task.0), 1_000_000_000)];
         }
+        observation
+    }
+
+    /// Two tasks of an unknown curve, the first of them in its second phase: returns the decision if this plan was the
+    /// previous one.
+    fn decide_window(
+        policy: &mut Auto,
+        observation: Observation,
+        previous_plan: &Plan,
+        verdicts: &dyn Verdicts,
+    ) -> Decision {
+        let (topology, can) = (
+            last_level_caches(1, 2, CacheLevel::L3, 1 << 20),
+            capabilities_fixture(&[Ability::Ways]),
+        );
         let profile = |id: u32| Profile {
             phase_number: 1 - id,
             ..Profile::default()
@@ -796,13 +802,34 @@ mod tests {
             .searches
             .record_start(vec![(TaskId(0), 0, true), (TaskId(1), 0, true)], 1);
         assert_eq!(
-            decide_window(&mut policy, 2, &plan, &()).plan.shares,
+            decide_window(&mut policy, window_fixture(2), &plan, &())
+                .plan
+                .shares,
             plan.shares
         );
         assert_eq!(
             policy.evidence.phase_changed_at,
             [(TaskId(0), 2)].into(),
             "the search waits for its new curve"
+        );
+    }
+
+    /// Does a proposal on a host that only observes stay shown after a search that had no model to compare plans by?
+    #[test]
+    fn a_search_without_models_leaves_a_proposal_shown() {
+        let mut policy = Auto::new(Parameters::default(), 1);
+        let mut plan = divided_plan(&[0, 1]);
+        for window in 1..=2 * PATIENCE_WINDOWS {
+            let mut observation = window_fixture(window);
+            observation.applied.is_only_proposed = true;
+            let decided_plan = decide_window(&mut policy, observation, &plan, &()).plan;
+            assert_eq!(decided_plan.shares, plan.shares, "in window {window}");
+            plan = decided_plan;
+        }
+        let stamp = vec![(TaskId(0), 1, false), (TaskId(1), 0, false)];
+        assert!(
+            !policy.searches.is_outdated(&stamp, 2 * PATIENCE_WINDOWS),
+            "a search began"
         );
     }
 
@@ -833,7 +860,9 @@ mod tests {
                 plan_before: DecidedPlan(before.clone()),
             });
             assert_eq!(
-                decide_window(&mut policy, 2, &after, &verdict).plan.shares,
+                decide_window(&mut policy, window_fixture(2), &after, &verdict)
+                    .plan
+                    .shares,
                 expected.shares
             );
             assert!(!policy.is_measuring());

@@ -10,8 +10,8 @@ use crate::node_publisher::ClusterArgs;
 use crate::session::Session;
 use cachemate_daemon::daemon::{ConfigSource, ControlFlags, handle_hangup, run};
 use cachemate_daemon::dry_run;
-use cachemate_daemon::path_checks;
 use cachemate_daemon::rule_report::build_rule_report;
+use cachemate_daemon::{path_checks, paths, unit_sandbox};
 use cachemate_linux::nri::{self, NriOptions};
 
 /// Run the daemon: measure the programs on this host and, with `mode = "act"`, place them and partition caches
@@ -98,10 +98,13 @@ impl Manage {
                 .lines
                 .iter()
                 .try_for_each(|line| session.print(&format!("{line}\n")))?;
-            report
-                .warnings
-                .iter()
-                .for_each(|warning| session.warn(warning));
+            // The unit reads the host's configuration; any other one is for a daemon that a user starts.
+            let unit_warnings = match source.path().as_os_str() == paths::SYSTEM_CONFIG_FILE {
+                true => unit_sandbox::describe_paths_outside_unit(&config),
+                false => Vec::new(),
+            };
+            let warnings = report.warnings.iter().chain(&unit_warnings);
+            warnings.for_each(|warning| session.warn(warning));
             return session.print("the configuration is valid\n");
         }
         let control_flags = ControlFlags {

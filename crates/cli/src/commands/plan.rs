@@ -140,8 +140,13 @@ enum PlanBasis {
 
 impl PlanArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let machine = host_machine::load_machine(session, &self.machine.machine)?;
         let basis = self.basis(session)?;
+        let machine = match &basis {
+            PlanBasis::Measured { .. } => {
+                host_machine::load_machine(session, &self.machine.machine)?
+            }
+            PlanBasis::Predicted { prediction, .. } => prediction.machine.clone(),
+        };
         let (model, kind, placement, groups) = match &basis {
             PlanBasis::Measured { names, costs } => (
                 "measured",

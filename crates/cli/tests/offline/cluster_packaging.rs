@@ -1,6 +1,7 @@
 //! The shipped parts for clusters: image, resources, chart and Slurm scripts.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -139,31 +140,84 @@ fn schemas_have_the_fields_that_are_read() {
     }
 }
 
+/// The objects of the chart with these values, or helm's message; `None` without helm.
+fn render_chart(values: &[&str]) -> Option<Result<Vec<Value>, String>> {
+    let mut helm = Command::new("helm");
+    helm.args(["template", "cachemate", "--namespace", "cachemate"]);
+    values.iter().for_each(|value| {
+        helm.args(["--set", value]);
+    });
+    let Ok(output) = helm.arg(packaging_dir().join("kubernetes/chart")).output() else {
+        report_unchecked("the chart", "no helm");
+        return None;
+    };
+    if !output.status.success() {
+        return Some(Err(String::from_utf8_lossy(&output.stderr).into_owned()));
+    }
+    let text = String::from_utf8(output.stdout).unwrap();
+    let documents = serde_yaml_ng::Deserializer::from_str(&text);
+    Some(Ok(documents
+        .map(|document| Value::deserialize(document).unwrap())
+        .collect()))
+}
+
+fn find_kind<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
+    objects
+        .iter()
+        .find(|document| document["kind"] == kind)
+        .unwrap_or_else(|| panic!("no {kind}"))
+}
+
+/// With a PodMonitor, are the metrics where Prometheus looks for them on a node, and only for holders of the token?
+#[test]
+fn a_pod_monitor_finds_the_metrics_with_the_token() {
+    let enabled = "podMonitor.enabled=true";
+    let Some(rendered) = render_chart(&[enabled, "podMonitor.tokenSecret=scraper"]) else {
+        return;
+    };
+    let all = rendered.unwrap();
+    let endpoint = &find_kind(&all, "PodMonitor")["spec"]["podMetricsEndpoints"][0];
+    let pod = &find_kind(&all, "DaemonSet")["spec"]["template"]["spec"];
+    let (port, mount) = (
+        &pod["containers"][0]["ports"][0],
+        &pod["containers"][0]["volumeMounts"],
+    );
+    assert_eq!(endpoint["port"], port["name"]);
+    assert_eq!(endpoint["authorization"]["credentials"]["name"], "scraper");
+    let is_token = |volume: &&Value| volume["secret"]["secretName"] == "scraper";
+    let volume = pod["volumes"].as_array().unwrap().iter().find(is_token);
+    let is_mounted = |mount: &&Value| mount["name"] == volume.expect("the token")["name"];
+    let mount = mount.as_array().unwrap().iter().find(is_mounted);
+    let token_dir = mount.expect("its mount")["mountPath"].as_str().unwrap();
+
+    let config = find_kind(&all, "ConfigMap")["data"]["cachemate.toml"]
+        .as_str()
+        .unwrap();
+    let file = format!("{token_dir}/token");
+    assert!(config.contains(&file), "{config}");
+    let address = format!("\"0.0.0.0:{}\"", port["containerPort"]);
+    assert!(config.contains(&address), "{config}");
+    let home = tempfile::tempdir().unwrap();
+    let token = home.path().join("token");
+    std::fs::write(&token, "0123456789abcdef").unwrap();
+    std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o400)).unwrap();
+    let config = config.replace(&file, token.to_str().unwrap());
+    std::fs::write(home.path().join("c.toml"), config).unwrap();
+    run(home.path(), &["manage", "--check", "--config", "c.toml"]).ok();
+
+    let error = render_chart(&[enabled]).unwrap().unwrap_err();
+    assert!(error.contains("podMonitor.tokenSecret"), "{error}");
+}
+
 /// Does the chart grant exactly the rights on the page: a privileged daemon that writes the two resources, an extender
 /// that reads them?
 #[test]
 fn the_chart_grants_exactly_the_rights_on_the_page() {
-    let helm = Command::new("helm")
-        .args(["template", "cachemate", "--namespace", "cachemate"])
-        .args(["--set", "extender.enabled=true"])
-        .arg(packaging_dir().join("kubernetes/chart"))
-        .output();
-    let Ok(rendered) = helm else {
-        report_unchecked("the chart", "no helm");
+    let Some(rendered) = render_chart(&["extender.enabled=true"]) else {
         return;
     };
-    let errors = String::from_utf8_lossy(&rendered.stderr);
-    assert!(rendered.status.success(), "{errors}");
-
-    let text = String::from_utf8(rendered.stdout).unwrap();
-    let all: Vec<Value> = serde_yaml_ng::Deserializer::from_str(&text)
-        .map(|document| Value::deserialize(document).unwrap())
-        .collect();
-    let find_kind = |kind: &str| {
-        all.iter()
-            .find(|document| document["kind"] == kind)
-            .unwrap_or_else(|| panic!("no {kind}"))
-    };
+    let all = rendered.unwrap();
+    let find_kind = |kind: &str| find_kind(&all, kind);
     let daemon = &find_kind("DaemonSet")["spec"]["template"]["spec"];
     assert_eq!(
         daemon["containers"][0]["securityContext"]["privileged"],

@@ -21,6 +21,9 @@ const DASHBOARD: &str = include_str!("../../../../packaging/grafana.json");
 /// Alerts about a single host that reports and is well.
 const ABSENCE_ALERTS: [&str; 2] = ["CachemateDown", "CachemateNoMetrics"];
 
+/// The promised maximum of Redis's slowdown.
+const MAX_SLOWDOWN: f64 = 0.5;
+
 /// A status with every metric: a Redis that waits for a spinner and loses cache to a backup, or hardly so.
 fn status_fixture(waiting: f64, cache: f64, promise: PromiseState, events: u64) -> DaemonStatus {
     let unit = |name: &str| ServiceIdentity::new(ServiceKind::Unit, format!("{name}.service"));
@@ -32,7 +35,7 @@ fn status_fixture(waiting: f64, cache: f64, promise: PromiseState, events: u64) 
     let report = ServiceReport {
         service: unit("redis"),
         tasks: vec![TaskId(0)],
-        max_slowdown: Some(0.05),
+        max_slowdown: Some(MAX_SLOWDOWN),
         cpu_share: 0.5,
         waiting_share: Some(0.4),
         slowdown: ServiceSlowdown {
@@ -62,7 +65,7 @@ fn status_fixture(waiting: f64, cache: f64, promise: PromiseState, events: u64) 
             pid: Some(7),
             name: "redis".into(),
             state: promise,
-            max_slowdown: Some(0.05),
+            max_slowdown: Some(MAX_SLOWDOWN),
             min_rate: None,
             measured: Some(around(waiting)),
             text: String::new(),
@@ -89,6 +92,7 @@ fn status_fixture(waiting: f64, cache: f64, promise: PromiseState, events: u64) 
         ..DaemonStatus::default()
     };
     status.counters.max_runqueue_wait_ns = Some(1);
+    status.counters.probe_withheld_ns = 1_000_000_000 * events;
     status.counters.rollbacks = events;
     status.counters.refused_plans = events;
     status
@@ -180,36 +184,45 @@ fn each_alert_fires_on_its_host_and_none_on_a_quiet_one() {
         not_shown::report_unchecked("alerts that fire", "no promtool");
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
-    let quiet = status_fixture(0.02, 0.01, PromiseState::Kept, 0);
-    check_firing(dir.path(), &quiet, &quiet, &[]);
-
-    let busy = |promise, events| status_fixture(0.74, 0.2, promise, events);
     let losses = [
         "CachemateServiceLosesCache",
         "CachemateServiceSlowed",
         "CachemateServiceWaitsForCpus",
     ];
     let events = ["CachemateRefusesPlans", "CachemateRollsBackOften"];
-    let at_risk = busy(PromiseState::AtRisk, 0);
+    let dir = tempfile::tempdir().unwrap();
+    let quiet = status_fixture(0.02, 0.01, PromiseState::Kept, 0);
+    check_firing(dir.path(), &quiet, &quiet, &[]);
+    // Nine tenths of the limit, of which the daemon cannot say more than that it is kept.
+    let near_limit = [&["CachematePromiseNearLimit"], &losses[..]].concat();
+    let near = status_fixture(0.9 * MAX_SLOWDOWN, 0.2, PromiseState::Likely, 0);
+    check_firing(dir.path(), &near, &near, &near_limit);
+
+    let busy = |promise, events| status_fixture(0.74, 0.2, promise, events);
+    let at_risk = [&["CachematePromiseAtRisk"], &losses[..]].concat();
     let broken = [&["CachematePromiseBroken"], &losses[..]].concat();
-    check_firing(dir.path(), &at_risk, &at_risk, &broken);
+    for (state, expected) in [
+        (PromiseState::AtRisk, &at_risk),
+        (PromiseState::Broken, &broken),
+    ] {
+        check_firing(dir.path(), &busy(state, 0), &busy(state, 0), expected);
+    }
     let first = busy(PromiseState::Infeasible, 0);
     let mut next = busy(PromiseState::Infeasible, 1);
     next.cpu_ns = 1_000_000_000;
     let infeasible = [
-        &["CachemateCost", "CachematePromiseInfeasible"],
+        &[
+            "CachemateCost",
+            "CachemateProbesWithhold",
+            "CachematePromiseInfeasible",
+        ],
         &events[..],
         &losses[..],
     ];
     check_firing(dir.path(), &first, &next, &infeasible.concat());
 
-    let tested: BTreeSet<&str> = broken
-        .iter()
-        .chain(infeasible.concat().iter())
-        .chain(&ABSENCE_ALERTS)
-        .copied()
-        .collect();
+    let tested = [near_limit, at_risk, broken, infeasible.concat()].concat();
+    let tested: BTreeSet<&str> = tested.iter().chain(&ABSENCE_ALERTS).copied().collect();
     let shipped = ALERTS
         .lines()
         .filter_map(|line| line.trim().strip_prefix("- alert: "));

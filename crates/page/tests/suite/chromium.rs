@@ -273,7 +273,7 @@ fn a_recording_plays_back() {
     for (index, snapshot) in snapshots.snapshots.iter().enumerate().step_by(7) {
         browser.eval(&format!("(() => {{ const s = document.getElementById('slider'); s.value = {index}; s.dispatchEvent(new Event('input')); }})()"));
         let places = browser.eval(
-            "[...document.querySelectorAll('.chip')].map((chip) => [Number(chip.dataset.program), Number(chip.closest('.box').querySelector('b').textContent.split(' ')[1])]).sort((a, b) => a[0] - b[0])",
+            "[...document.querySelectorAll('.chip')].map((chip) => [Number(chip.dataset.program), Number(chip.closest('.box').querySelector('.soft').textContent.split(' ').pop())]).sort((a, b) => a[0] - b[0])",
         );
         let expected: Vec<(u32, u32)> = snapshot
             .programs

@@ -264,7 +264,7 @@ pub const ENTRIES: &[PolicyEntry] = &[
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PolicyError {
     /// There is no policy of that name.
-    #[error("no policy '{name}'; there are {known}{meant}")]
+    #[error("policy: found '{name}', expected one of {known}{meant}")]
     Unknown {
         /// The requested name.
         name: String,
@@ -350,7 +350,7 @@ mod tests {
         assert_eq!(
             error("round-robbin", ""),
             format!(
-                "no policy 'round-robbin'; there are {known_names} (did you mean 'round-robin'?)"
+                "policy: found 'round-robbin', expected one of {known_names} (did you mean 'round-robin'?)"
             )
         );
         let unknown = error("random", "windov_ns = 3");

@@ -284,7 +284,8 @@ fn errors_point_at_the_place() {
     );
     let syntax = error_after_change(|text| text.replacen("memory]", "memory", 1));
     assert!(
-        syntax.starts_with(&format!("{}:", line("[memory]"))) && syntax.contains(", expected ']'"),
+        syntax.starts_with(&format!("{}:", line("[memory]")))
+            && syntax.contains(", expected [NAME]"),
         "{syntax}"
     );
     let pipeline = error_after_change(|text| text.replace("\"out-of-order\"", "\"out-of-odour\""));

@@ -755,3 +755,49 @@ fn bursts_are_marked_and_the_program_runs_to_its_end() {
     assert!(short.contains("before the first burst"), "{short}");
     assert!(!dir.path().join("short.cmt").exists());
 }
+
+/// Is a program whose code is so large that translating it takes longer than running it recorded no slower in bursts than as
+/// a whole, and is what it does between them left out?
+#[test]
+fn bursts_of_a_program_with_large_code_cost_no_more_than_the_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let functions: String = (0..6000)
+        .map(|n| {
+            format!(
+                "static int f{n}(int x) {{ a[(x + {n}) & 1023] += x; return a[(x ^ {n}) & 1023] * 3 + x % {}; }}\n",
+                n + 3
+            )
+        })
+        .collect();
+    let names: String = (0..6000).map(|n| format!("f{n},")).collect();
+    let source = format!(
+        "static int a[1024];\n{functions}static int (*all[])(int) = {{{names}}};\nint main(void) {{ int x = 1;\n\
+         for (int round = 0; round < 300; round++) for (int n = 0; n < 6000; n++) x = all[n](x);\nreturn x == 12345; }}\n"
+    );
+    let program = compile_program(dir.path(), &source);
+    let record = |name: &str, bursts: Option<BurstSampling>| {
+        let recorder = Recorder {
+            bursts,
+            ..quiet_recorder(vec![program.clone()], &dir.path().join(name))
+        };
+        let start = std::time::Instant::now();
+        let summary = run(&recorder);
+        (
+            start.elapsed(),
+            summary.totals.program_accesses.unwrap() as f64,
+        )
+    };
+    let (whole_time, whole_accesses) = record("whole.cmt", None);
+    let bursts = BurstSampling {
+        accesses: 200_000,
+        percent: 10,
+    };
+    let (burst_time, burst_accesses) = record("bursts.cmt", Some(bursts));
+    let share = burst_accesses / whole_accesses;
+    assert!((0.03..0.3).contains(&share), "{share}");
+    // Bursts that translate everything twice take four times as long; another program may have run meanwhile.
+    assert!(
+        burst_time < whole_time.mul_f64(1.8),
+        "{burst_time:?}, as a whole {whole_time:?}"
+    );
+}

@@ -40,8 +40,8 @@ pub struct SearchInput {
 #[derive(Default)]
 pub struct SearchHistory {
     last_search: Option<(TaskStamp, u64)>,
-    /// Window in which the last search began, brief or full.
-    pub start_window: Option<u64>,
+    /// Window of the last search that had models to compare plans by, brief or full.
+    pub results_window: Option<u64>,
     pub last_results: Option<SearchInput>,
     /// Whether a phase has changed since the last search.
     pub awaits_new_phase: bool,
@@ -127,13 +127,13 @@ impl SearchHistory {
     /// Records that a search begins.
     pub fn record_start(&mut self, stamp: TaskStamp, window: u64) {
         self.last_search = Some((stamp, window));
-        self.start_window = Some(window);
         self.awaits_new_phase = false;
     }
 
-    /// Stores the results that the next search can reuse. After a brief search, the full search comes at its usual
-    /// time.
-    pub fn store_results(&mut self, input: SearchInput) {
+    /// Stores the results of this window's search for the next one. After a brief search, the full search comes at its
+    /// usual time.
+    pub fn store_results(&mut self, input: SearchInput, window: u64) {
+        self.results_window = Some(window);
         if let Some((_, search_window)) = &mut self.last_search {
             *search_window = input.full_search_window;
         }

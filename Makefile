@@ -128,12 +128,12 @@ image: build
 	python3 packaging/kubernetes/image.py $(RELEASE) $(IMAGE)
 
 DEB = target/debian
-# The command of the package cachemate-daemon: another folder, because both are called cachemate.
+# The command of the package cachemate-daemon, in a folder of its own: target/daemon.
 DAEMON = target/daemon
 deb: build
-	$(CARGO) build --release --locked -p cachemate-cli --no-default-features --target-dir $(DAEMON)
+	$(CARGO) build --profile daemon --locked -p cachemate-cli --no-default-features
 	packaging/deb.sh cachemate $(RELEASE) $(DEB)
-	packaging/deb.sh cachemate-daemon $(DAEMON)/release/cachemate $(DEB)
+	packaging/deb.sh cachemate-daemon $(DAEMON)/cachemate $(DEB)
 
 # The newest package of each of the two names.
 NEWEST_DEBS = $$(ls -t $(DEB)/cachemate_*.deb | head -n 1) $$(ls -t $(DEB)/cachemate-daemon_*.deb | head -n 1)

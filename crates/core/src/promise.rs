@@ -202,7 +202,15 @@ pub struct PromiseReport {
 }
 
 impl PromiseReport {
-    /// A clause without a subject, such as `broken: 17.0 % slower than alone (15.0 to 19.0 %),
+    /// The windows that a measurement covers, because a loss of a single one is shown beside it.
+    fn describe_windows(&self) -> String {
+        match self.windows {
+            0 | 1 => String::new(),
+            windows => format!(", in {windows} windows"),
+        }
+    }
+
+    /// A clause without a subject, such as `broken: 17.0 % slower than alone (15.0 to 19.0 %, in 12 windows),
     /// promised at most 5.0 %`.
     pub fn describe(&self, name: impl Fn(TaskId) -> String) -> String {
         let mut text = self.state.describe().to_string();
@@ -210,17 +218,21 @@ impl PromiseReport {
         match (self.term, self.measured) {
             (PromiseTerm::MaxSlowdown(max), Some(slowdown)) => {
                 text += &format!(
-                    ": {} slower than alone ({:.1} to {:.1} %), promised at most {}",
+                    ": {} slower than alone ({:.1} to {:.1} %{}), promised at most {}",
                     format_percent(slowdown.value),
                     100.0 * slowdown.low,
                     100.0 * slowdown.high,
+                    self.describe_windows(),
                     format_percent(max)
                 );
             }
             (PromiseTerm::MinRate(min), Some(rate)) => {
                 text += &format!(
-                    ": {:.4e} a second ({:.4e} to {:.4e}), promised at least {min:.4e}",
-                    rate.value, rate.low, rate.high
+                    ": {:.4e} a second ({:.4e} to {:.4e}{}), promised at least {min:.4e}",
+                    rate.value,
+                    rate.low,
+                    rate.high,
+                    self.describe_windows()
                 );
             }
             (PromiseTerm::MaxSlowdown(max), None) => {

@@ -106,8 +106,10 @@ export class Boxes {
     if (chip.root.className !== look) chip.root.className = look;
     chip.root.setAttribute("aria-pressed", String(pressed));
     const where = cache === NOWHERE ? "not running" : "in cache " + cache;
-    chip.root.setAttribute("aria-label", [this.label(program, Infinity), counted(threads, "thread"), where,
-      slow === undefined ? "slowdown not measured" : "slowdown " + shown,
+    // It begins with what the chip shows, which voice control listens to, and has the rest of a name that was cut.
+    const full = this.label(program, Infinity);
+    chip.root.setAttribute("aria-label", [name + (slow === undefined ? "" : " " + shown + " slowdown"), name === full + many ? null : full, counted(threads, "thread"), where,
+      slow === undefined ? "slowdown not measured" : null,
       forecast === undefined ? null : "forecast " + expected, promise ? "promise " + promise : null, program.observed_only ? "only observed" : null].filter(Boolean).join(", "));
   }
 
@@ -175,10 +177,9 @@ function share(value) {
   return value === undefined ? 0 : Math.min(1, Math.max(0, Math.round(100 * value) / 100));
 }
 
-// A chip's label says what it shows, and in full: its texts are for the eye.
 function makeChip(program) {
-  const name = el("span", { class: "name", "aria-hidden": "true" });
-  const slow = el("span", { class: "slow", "aria-hidden": "true" });
+  const name = el("span", { class: "name" });
+  const slow = el("span", { class: "slow" });
   const bar = el("span", { class: "fill" });
   const line = el("span", { class: "line" });
   const root = el("button", { class: "chip", type: "button", tabindex: "-1", "data-program": program },

@@ -94,6 +94,6 @@ pub fn render(head: &str, windows: u64, results: &IntervalResults) -> String {
             format_percent(*busy, 1)
         );
     }
-    text += "\nslowdown: time over the time alone on a CPU and cache of its own; on CPU: the same for time on a processor only\n";
+    text += "\nslowdown: time of the whole run over the time alone on a CPU and cache of its own; on CPU: the same for time on a processor only\n";
     text
 }

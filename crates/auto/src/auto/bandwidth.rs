@@ -125,6 +125,20 @@ struct Aggressor {
     full_level: u32,
 }
 
+impl Aggressor {
+    /// Whether it lives, and may be changed: all its threads for a limit of bandwidth, and one for fewer CPUs.
+    fn can_be_limited(&self, view: &View<'_>) -> bool {
+        let mut tasks = view
+            .live_tasks()
+            .filter(|task| task.process == self.process)
+            .peekable();
+        match self.lever {
+            Lever::Bandwidth(_) => tasks.peek().is_some() && tasks.all(|task| !task.unmovable),
+            Lever::Cpus => tasks.any(|task| !task.unmovable),
+        }
+    }
+}
+
 /// A limited program.
 #[derive(Clone, PartialEq, Debug)]
 struct Throttle {
@@ -165,9 +179,26 @@ impl Throttle {
     }
 }
 
+/// A pause after a failure, which doubles with each one.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+struct Pause {
+    /// The first window after it.
+    until: u64,
+    windows: u64,
+}
+
+impl Pause {
+    fn begin(&mut self, window: u64) {
+        self.windows = (2 * self.windows).clamp(RETRY_WINDOWS.0, RETRY_WINDOWS.1);
+        self.until = window + self.windows;
+    }
+}
+
 /// The promises and the limited programs of one memory node.
 #[derive(Clone, PartialEq, Debug, Default)]
 struct NodeThrottles {
+    /// The processes with a promise that ran here last.
+    promised: BTreeSet<ProcessId>,
     /// The program that was limited last is at the end.
     throttles: Vec<Throttle>,
     settling_windows: u32,
@@ -175,9 +206,8 @@ struct NodeThrottles {
     slack_windows: u32,
     /// Slack before the first limit.
     unlimited_slack: f64,
-    /// Window until which nothing is limited, because limits did not help.
-    paused_until: u64,
-    pause_windows: u64,
+    /// Nothing is limited, because limits did not help.
+    pause: Pause,
 }
 
 /// The outcome of one window of the rule.
@@ -242,7 +272,7 @@ impl NodeThrottles {
                 throttle.level,
             ));
         }
-        if window < self.paused_until {
+        if window < self.pause.until {
             return None;
         }
         let can_be_lowered = |aggressor: &&Aggressor| {
@@ -262,8 +292,7 @@ impl NodeThrottles {
                 return None;
             }
             self.throttles.clear();
-            self.pause_windows = (2 * self.pause_windows).clamp(RETRY_WINDOWS.0, RETRY_WINDOWS.1);
-            self.paused_until = window + self.pause_windows;
+            self.pause.begin(window);
             return Some(RuleStep::ReleasedAll);
         };
         if self.throttles.is_empty() {
@@ -373,17 +402,47 @@ impl BandwidthGuard {
             node.throttles
                 .retain(|throttle| throttle.aggressor.lever != Lever::Cpus);
             if node.throttles.len() < count {
-                node.pause_windows =
-                    (2 * node.pause_windows).clamp(RETRY_WINDOWS.0, RETRY_WINDOWS.1);
-                node.paused_until = window + node.pause_windows;
+                node.pause.begin(window);
             }
         }
+    }
+
+    /// Ends the limits of programs and of promises that have ended. Every window needs this, also while another change is
+    /// measured, because the limit of a process that has ended makes the whole plan invalid. Returns whether a limit ended.
+    pub fn drop_ended(&mut self, view: &View<'_>) -> bool {
+        let cpus_by_node = node_cpus(view);
+        let promised = promised_processes(view);
+        let count = |by_node: &BTreeMap<u32, NodeThrottles>| -> usize {
+            by_node.values().map(|node| node.throttles.len()).sum()
+        };
+        let count_before = count(&self.by_node);
+        for (node, throttles) in &mut self.by_node {
+            // A service without a request in this window is still where it ran last.
+            let has_left = |process: &CacheProcess<'_>| {
+                let mut nodes = cpus_by_node.iter();
+                nodes.any(|(other, cpus)| other != node && process.runs_mostly_on(cpus))
+            };
+            throttles.promised.retain(|process| {
+                let process = promised.iter().find(|other| other.process == *process);
+                process.is_some_and(|process| !has_left(process))
+            });
+            throttles
+                .throttles
+                .retain(|throttle| throttle.aggressor.can_be_limited(view));
+        }
+        self.by_node.retain(|node, throttles| {
+            cpus_by_node.contains_key(node) && !throttles.promised.is_empty()
+        });
+        count(&self.by_node) < count_before
     }
 
     /// Observes a window in which no other change was being measured, and applies the rule on every memory node.
     /// Returns whether a limit changes.
     pub fn observe(&mut self, view: &View<'_>, levers: Levers, reasons: &mut Vec<Reason>) -> bool {
         self.goal_processes.clear();
+        if levers == Levers::Off {
+            return false;
+        }
         // What is only shown has no effect that a further step could follow.
         let has_limits = self.by_node.values().any(|node| !node.throttles.is_empty());
         if view.observation.applied.is_only_proposed && has_limits {
@@ -401,18 +460,20 @@ impl BandwidthGuard {
         self.solo_speeds.observe(view.observation);
         let window = view.observation.window;
         let processes = movable_processes(view);
-        let mut nodes = std::mem::take(&mut self.by_node);
+        let all_promised = promised_processes(view);
         for (node, cpus) in node_cpus(view) {
-            let mut throttles = nodes.remove(&node).unwrap_or_default();
-            throttles.throttles.retain(|throttle| {
-                let mut live = processes.iter();
-                live.any(|other| other.process == throttle.aggressor.process)
-            });
-            let promised = promised_processes(view, &cpus);
-            if promised.is_empty() || levers == Levers::Off {
+            let promised = all_promised.iter();
+            let promised: Vec<&CacheProcess<'_>> = promised
+                .filter(|process| process.runs_mostly_on(&cpus))
+                .collect();
+            if promised.is_empty() {
                 continue;
             }
-            let slacks = promised.iter().filter_map(|process| {
+            let mut throttles = self.by_node.remove(&node).unwrap_or_default();
+            throttles
+                .promised
+                .extend(promised.iter().map(|process| process.process));
+            let slacks = promised.into_iter().filter_map(|process| {
                 let slack = promise_slack(view, process, &self.solo_speeds);
                 Some((
                     process.process,
@@ -507,13 +568,8 @@ impl BandwidthGuard {
             .values()
             .flat_map(|(cpus, _)| cpus.iter())
             .collect();
-        let unmovable: BTreeSet<ProcessId> = view
-            .live_tasks()
-            .filter(|task| task.unmovable)
-            .map(|task| task.process)
-            .collect();
         let throttles = self.by_node.values().flat_map(|node| &node.throttles);
-        for throttle in throttles {
+        for throttle in throttles.filter(|throttle| throttle.aggressor.can_be_limited(view)) {
             let Aggressor {
                 process,
                 cache,
@@ -525,7 +581,7 @@ impl BandwidthGuard {
                 continue;
             }
             match lever {
-                Lever::Bandwidth(_) if !unmovable.contains(&process) => {
+                Lever::Bandwidth(_) => {
                     plan.bandwidth.push(BandwidthLimit {
                         group: GroupId(plan.bandwidth.len() as u32),
                         members: vec![ShareMember::Process(process)],
@@ -533,7 +589,6 @@ impl BandwidthGuard {
                         level: throttle.level,
                     });
                 }
-                Lever::Bandwidth(_) => {}
                 Lever::Cpus => {
                     let online = view.topology.online_last_levels();
                     let Some((_, cpus)) = online.into_iter().find(|(id, _)| *id == cache) else {
@@ -610,8 +665,8 @@ fn node_cpus(view: &View<'_>) -> BTreeMap<u32, CpuSet> {
     nodes
 }
 
-/// Processes with a promise that ran mostly on these CPUs, also those that must not be moved.
-fn promised_processes<'a>(view: &'a View<'_>, cpus: &CpuSet) -> Vec<CacheProcess<'a>> {
+/// Live processes with a promise, also those that must not be moved.
+fn promised_processes<'a>(view: &'a View<'_>) -> Vec<CacheProcess<'a>> {
     let mut processes: Vec<CacheProcess<'a>> = Vec::new();
     for task in view.live_tasks() {
         match processes
@@ -626,7 +681,7 @@ fn promised_processes<'a>(view: &'a View<'_>, cpus: &CpuSet) -> Vec<CacheProcess
             }),
         }
     }
-    processes.retain(|process| process.is_promised() && process.runs_mostly_on(cpus));
+    processes.retain(CacheProcess::is_promised);
     processes
 }
 
@@ -670,7 +725,7 @@ fn aggressors(view: &View<'_>, processes: &[CacheProcess<'_>], cpus: &CpuSet) ->
         .iter()
         .filter(|process| !process.is_promised() && process.runs_mostly_on(cpus))
         .filter_map(describe)
-        .filter(|aggressor| aggressor.bytes > 0.0)
+        .filter(|aggressor| aggressor.bytes > 0.0 && aggressor.can_be_limited(view))
         .collect()
 }
 

@@ -1,5 +1,15 @@
-use cachemate_core::BandwidthUnit;
+use cachemate_core::test_support::{
+    NullPredictor, capabilities_fixture, last_level_caches, observation_fixture,
+};
+use cachemate_core::{
+    Ability, BandwidthUnit, CacheLevel, CpuId, EventCounts, Goal, Observation, Policy, Profiles,
+    WindowLength,
+};
 
+use super::super::{
+    Auto, ChangeOrigin, DecidedPlan, Mechanism, Parameters, PolicyPart, SiteLayout,
+    UnverifiedChange,
+};
 use super::*;
 
 const PERCENT: BandwidthSupport = BandwidthSupport {
@@ -113,7 +123,7 @@ fn limits_that_do_not_help_are_released_for_a_while() {
             .take(25)
             .all(|levels| *levels == [100, 100])
     );
-    assert!(node.paused_until > 30);
+    assert!(node.pause.until > 30);
 }
 
 /// Do the same steps count CPUs, and is everything released once the service has time to spare?
@@ -167,4 +177,138 @@ fn levels_move_in_the_steps_of_the_machine() {
     assert_eq!([80, 3, 2].map(|level| amd.halve(level)), [40, 1, 1]);
     assert_eq!([80, 5].map(|level| amd.step_up(level)), [90, 6]);
     assert_eq!([5, 2, 1].map(|level| Lever::Cpus.halve(level)), [2, 1, 1]);
+}
+
+/// `auto` without its other mechanisms: process 0 has a promised rate, and 1 and 2 move bytes, 1 twice as many. Every task
+/// runs on the CPU of its number; a cache has four.
+struct Scene {
+    policy: Auto,
+    plan: Plan,
+    window: u64,
+    support: BandwidthSupport,
+    is_only_proposed: bool,
+}
+
+impl Scene {
+    fn new(support: BandwidthSupport) -> Self {
+        let parameters = Parameters {
+            disable: Mechanism::ALL.to_vec(),
+            ablate: vec![PolicyPart::Probes],
+            ..Parameters::default()
+        };
+        Scene {
+            policy: Auto::new(parameters, 1),
+            plan: Plan::idle(WindowLength::Time { ns: 1 }),
+            window: 0,
+            support,
+            is_only_proposed: false,
+        }
+    }
+
+    /// Decides a window in which the service has half of its rate and the last plan is in force, after this change of the
+    /// observation. Returns the limits: processes, caches and levels.
+    fn decide(&mut self, change: impl FnOnce(&mut Observation)) -> Vec<(u32, u32, u32)> {
+        self.window += 1;
+        let mut observation = observation_fixture(self.window, 3);
+        for (index, task) in observation.tasks.iter_mut().enumerate() {
+            task.on_cpu_ns = vec![(CpuId(index as u32), 1_000_000_000)];
+            let bytes = [0, 8_000_000_000, 4_000_000_000][index];
+            task.counts = EventCounts::exact([
+                (CounterEvent::Instructions, 1_000_000_000),
+                (CounterEvent::Cycles, 1_000_000_000),
+                (CounterEvent::MemoryBytes, bytes),
+            ]);
+        }
+        observation.tasks[0].goal = Some(Goal {
+            min_rate: Some(2e9),
+            ..Goal::default()
+        });
+        observation.applied.is_only_proposed = self.is_only_proposed;
+        if !self.is_only_proposed {
+            observation.applied.bandwidth = self.plan.bandwidth.clone();
+        }
+        change(&mut observation);
+        let mut capabilities = capabilities_fixture(&[Ability::Bandwidth]);
+        capabilities.bandwidth = [0, 1].map(|id| (CacheId(id), self.support)).to_vec();
+        let view = View {
+            topology: &last_level_caches(2, 4, CacheLevel::L3, 1 << 20),
+            capabilities: &capabilities,
+            observation: &observation,
+            profiles: &Profiles::default(),
+            previous_plan: &self.plan,
+            predictor: &NullPredictor,
+            verdicts: &(),
+        };
+        self.plan = self.policy.decide(&view).plan;
+        let limits = self.plan.bandwidth.iter();
+        limits
+            .map(|limit| match limit.members[..] {
+                [ShareMember::Process(process)] => (process.0, limit.cache.0, limit.level),
+                _ => panic!("{limit:?}"),
+            })
+            .collect()
+    }
+
+    /// Decides until the larger program is limited.
+    fn decide_until_limited(&mut self) {
+        let first = (0..10)
+            .map(|_| self.decide(|_| {}))
+            .find(|limits| !limits.is_empty());
+        assert_eq!(first, Some(vec![(1, 0, self.support.max_level / 2)]));
+    }
+}
+
+fn end_process(process: u32) -> impl FnOnce(&mut Observation) {
+    move |observation| observation.tasks[process as usize].exited = true
+}
+
+/// Does the limit of a program that exits end in the same window, also while another change is measured and while limits
+/// are only shown?
+#[test]
+fn a_limit_ends_with_its_program() {
+    for (is_measuring, is_only_proposed) in [(false, false), (true, false), (false, true)] {
+        let mut scene = Scene::new(PERCENT);
+        scene.is_only_proposed = is_only_proposed;
+        scene.decide_until_limited();
+        scene.policy.unverified_change = is_measuring.then(|| UnverifiedChange {
+            origin: ChangeOrigin::Plan,
+            layout_before: SiteLayout::default(),
+            plan_before: DecidedPlan(Plan::idle(WindowLength::Time { ns: 1 })),
+        });
+        assert_eq!(scene.decide(|_| {}), [(1, 0, 50)]);
+        assert_eq!(scene.decide(end_process(1)), []);
+        assert_eq!(scene.policy.is_measuring(), is_measuring);
+    }
+}
+
+/// Does a limit end with the promise that it is for: with the service, and with the service's goal?
+#[test]
+fn a_limit_ends_with_its_promise() {
+    for is_only_proposed in [false, true] {
+        let remove_goal = |observation: &mut Observation| observation.tasks[0].goal = None;
+        let ends: [Box<dyn FnOnce(&mut Observation)>; 2] =
+            [Box::new(end_process(0)), Box::new(remove_goal)];
+        for end in ends {
+            let mut scene = Scene::new(PERCENT);
+            scene.is_only_proposed = is_only_proposed;
+            scene.decide_until_limited();
+            assert_eq!(scene.decide(end), []);
+        }
+    }
+}
+
+/// Do limits and what is known about them outlast windows in which the service has nothing to do?
+#[test]
+fn an_idle_service_keeps_its_limits() {
+    let mut scene = Scene::new(PERCENT);
+    scene.decide_until_limited();
+    let nodes = scene.policy.bandwidth_guard.by_node.clone();
+    for _ in 0..20 {
+        let limits = scene.decide(|observation| {
+            observation.tasks[0].on_cpu_ns.clear();
+            observation.tasks[0].counts = EventCounts::default();
+        });
+        assert_eq!(limits, [(1, 0, 50)]);
+    }
+    assert_eq!(scene.policy.bandwidth_guard.by_node, nodes);
 }

@@ -20,8 +20,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
-    BandwidthLimit, BandwidthSupport, CacheId, CounterEvent, CpuSet, GroupId, Plan, ProbeKind,
-    ProcessId, Reason, ShareMember, TaskId, TaskSample, VerificationOutcome, View, solo_cycles,
+    BandwidthLimit, BandwidthSupport, CacheId, CounterEvent, CpuSet, GroupId, Plan, PlanItem,
+    ProbeKind, ProcessId, Reason, ShareMember, TaskId, TaskSample, VerificationOutcome, View,
+    solo_cycles,
 };
 use cachemate_papers::partition::partitioned_cache::{CacheProcess, movable_processes};
 use cachemate_papers::solo_speeds::{SoloSpeeds, promise_slack};
@@ -223,6 +224,41 @@ enum RuleStep {
 }
 
 impl NodeThrottles {
+    /// Lets the limits of programs that moved to another cache hold there. A limit whose quantity does not exist there ends.
+    /// Returns whether a limit changes.
+    fn follow(&mut self, aggressors: &[Aggressor]) -> bool {
+        let mut has_changed = false;
+        self.throttles.retain_mut(|throttle| {
+            let old = &throttle.aggressor;
+            let mut here = aggressors.iter().filter(|now| now.process == old.process);
+            let Some(now) = here.next().filter(|now| now.cache != old.cache) else {
+                return true;
+            };
+            has_changed = true;
+            let full_level = match (old.lever, now.lever) {
+                (Lever::Cpus, Lever::Cpus) => now.full_level,
+                // Traffic under a limit does not tell what the program moves without one.
+                (Lever::Bandwidth(before), Lever::Bandwidth(after))
+                    if before.unit == after.unit =>
+                {
+                    now.full_level.max(old.full_level)
+                }
+                _ => return false,
+            };
+            throttle.aggressor = Aggressor {
+                full_level,
+                ..now.clone()
+            };
+            throttle.level = throttle.level.min(full_level);
+            true
+        });
+        if has_changed {
+            (self.slack_sum, self.slack_windows) = (0.0, 0);
+            self.settling_windows = SETTLING_WINDOWS;
+        }
+        has_changed
+    }
+
     /// Observes a window with the slack of the promise that is missed most, and changes at most one limit.
     fn observe(&mut self, slack: f64, aggressors: &[Aggressor], window: u64) -> Option<RuleStep> {
         if self.settling_windows > 0 {
@@ -364,6 +400,8 @@ impl NodeThrottles {
 pub struct BandwidthGuard {
     solo_speeds: SoloSpeeds,
     by_node: BTreeMap<u32, NodeThrottles>,
+    /// Programs whose limit the machine refused.
+    refused: BTreeMap<ProcessId, Pause>,
     /// CPUs that the last plan gave to limited tasks, and those that it would have given them otherwise.
     narrowed: BTreeMap<TaskId, (CpuSet, Option<CpuSet>)>,
     /// Processes with a promise for which CPUs were taken in this window.
@@ -407,8 +445,9 @@ impl BandwidthGuard {
         }
     }
 
-    /// Ends the limits of programs and of promises that have ended. Every window needs this, also while another change is
-    /// measured, because the limit of a process that has ended makes the whole plan invalid. Returns whether a limit ended.
+    /// Ends the limits of programs and of promises that have ended, and those that the machine has refused. Every window
+    /// needs this, also while another change is measured, because the limit of a process that has ended makes the whole plan
+    /// invalid. `view` has the plan with the limits. Returns whether a limit ended.
     pub fn drop_ended(&mut self, view: &View<'_>) -> bool {
         let cpus_by_node = node_cpus(view);
         let promised = promised_processes(view);
@@ -416,6 +455,13 @@ impl BandwidthGuard {
             by_node.values().map(|node| node.throttles.len()).sum()
         };
         let count_before = count(&self.by_node);
+        let refused_now = refused_processes(view);
+        for process in &refused_now {
+            let pause = self.refused.entry(*process).or_default();
+            pause.begin(view.observation.window);
+        }
+        self.refused
+            .retain(|process, _| view.live_tasks().any(|task| task.process == *process));
         for (node, throttles) in &mut self.by_node {
             // A service without a request in this window is still where it ran last.
             let has_left = |process: &CacheProcess<'_>| {
@@ -426,9 +472,9 @@ impl BandwidthGuard {
                 let process = promised.iter().find(|other| other.process == *process);
                 process.is_some_and(|process| !has_left(process))
             });
-            throttles
-                .throttles
-                .retain(|throttle| throttle.aggressor.can_be_limited(view));
+            throttles.throttles.retain(|Throttle { aggressor, .. }| {
+                aggressor.can_be_limited(view) && !refused_now.contains(&aggressor.process)
+            });
         }
         self.by_node.retain(|node, throttles| {
             cpus_by_node.contains_key(node) && !throttles.promised.is_empty()
@@ -486,6 +532,11 @@ impl BandwidthGuard {
                 if levers != Levers::LimitsOrCpus {
                     aggressors.retain(|aggressor| aggressor.lever != Lever::Cpus);
                 }
+                aggressors.retain(|aggressor| {
+                    let pause = self.refused.get(&aggressor.process);
+                    pause.is_none_or(|pause| window >= pause.until)
+                });
+                has_changed |= throttles.follow(&aggressors);
                 let step = throttles.observe(slack, &aggressors, window);
                 has_changed |= step.is_some();
                 if let Some(step) = step {
@@ -685,6 +736,28 @@ fn promised_processes<'a>(view: &'a View<'_>) -> Vec<CacheProcess<'a>> {
     processes
 }
 
+/// The processes whose limit in the last plan the machine has refused; one that it only rounds is in force.
+fn refused_processes(view: &View<'_>) -> BTreeSet<ProcessId> {
+    let applied = &view.observation.applied;
+    if applied.is_only_proposed {
+        return BTreeSet::new();
+    }
+    let is_refused = |limit: &&BandwidthLimit| {
+        let item = PlanItem::Bandwidth(limit.group, limit.cache);
+        let mut in_force = applied.bandwidth.iter();
+        applied.refused.iter().any(|refused| refused.item == item)
+            && !in_force.any(|other| (other.group, other.cache) == (limit.group, limit.cache))
+    };
+    let limits = view.previous_plan.bandwidth.iter().filter(is_refused);
+    let process_of = |member: &ShareMember| match member {
+        ShareMember::Process(process) => Some(*process),
+        ShareMember::Task(_) => None,
+    };
+    limits
+        .flat_map(|limit| limit.members.iter().filter_map(process_of))
+        .collect()
+}
+
 /// Programs without a promise that use the memory of these CPUs.
 fn aggressors(view: &View<'_>, processes: &[CacheProcess<'_>], cpus: &CpuSet) -> Vec<Aggressor> {
     let caches = view.topology.online_last_levels();
@@ -693,9 +766,8 @@ fn aggressors(view: &View<'_>, processes: &[CacheProcess<'_>], cpus: &CpuSet) ->
         let (cache, cache_cpus) = caches
             .iter()
             .find(|(_, cache_cpus)| process.runs_mostly_on(cache_cpus))?;
-        let bytes = process
-            .moved_bytes()
-            .or_else(|| missed_bytes(process, view))?;
+        let moved_bytes = process.moved_bytes();
+        let bytes = moved_bytes.or_else(|| missed_bytes(process, view))?;
         let lever = view
             .capabilities
             .bandwidth_of(*cache)
@@ -705,12 +777,16 @@ fn aggressors(view: &View<'_>, processes: &[CacheProcess<'_>], cpus: &CpuSet) ->
             // A program with one thread gives way by sharing its CPU with the others that are limited.
             Lever::Cpus => running_threads.clamp(2, cache_cpus.count().max(2)),
             Lever::Bandwidth(support) => {
-                let level = support.unit.bytes_per_second().map(|unit| {
-                    libm::ceil(bytes / elapsed_s.max(1e-9) / unit).min(f64::from(u32::MAX)) as u32
-                });
-                level
-                    .map_or(support.max_level, |level| support.nearest_level(level))
-                    .max(support.min_level + 1)
+                let level = match support.unit.bytes_per_second() {
+                    // Without counted traffic, the level that the program has now is unknown, so it is not limited: misses
+                    // on demand may be a fifth of its traffic, and half of them a tenth.
+                    Some(unit) => support.nearest_level(
+                        libm::ceil(moved_bytes? / elapsed_s.max(1e-9) / unit)
+                            .min(f64::from(u32::MAX)) as u32,
+                    ),
+                    None => support.max_level,
+                };
+                level.max(support.min_level + 1)
             }
         };
         Some(Aggressor {

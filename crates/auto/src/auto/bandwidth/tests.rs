@@ -3,7 +3,7 @@ use cachemate_core::test_support::{
 };
 use cachemate_core::{
     Ability, BandwidthUnit, CacheLevel, CpuId, EventCounts, Goal, Observation, Policy, Profiles,
-    WindowLength,
+    RefusalReason, RefusedItem, WindowLength,
 };
 
 use super::super::{
@@ -18,6 +18,14 @@ const PERCENT: BandwidthSupport = BandwidthSupport {
     step: 10,
     max_level: 100,
     max_groups: 8,
+};
+
+const EIGHTHS: BandwidthSupport = BandwidthSupport {
+    unit: BandwidthUnit::EighthsOfGigabytePerSecond,
+    min_level: 1,
+    step: 1,
+    max_level: 2048,
+    max_groups: 16,
 };
 
 fn aggressor(process: u32, bytes: f64, lever: Lever) -> Aggressor {
@@ -101,7 +109,11 @@ fn the_largest_aggressor_is_halved_and_gets_steps_back() {
 fn the_program_that_moves_most_bytes_now_is_halved() {
     let slack = |_, levels: [u32; 2]| 0.5 - f64::from(2 * levels[0] + levels[1]) / 200.0;
     let (history, _) = run(40, Lever::Bandwidth(PERCENT), slack);
-    assert_eq!(changes(&history)[..3], [[100, 100], [50, 100], [30, 100]]);
+    // With 50 % of the first program, both move the same, and the first one is halved; with 30 %, the second one moves most.
+    assert_eq!(
+        changes(&history)[..5],
+        [[100, 100], [50, 100], [30, 100], [30, 50], [20, 50]]
+    );
 }
 
 /// If no limit brings the service nearer to its promise: are all released, and is the rule silent for a while?
@@ -167,13 +179,7 @@ fn levels_move_in_the_steps_of_the_machine() {
         [10, 90, 100].map(|level| percent.step_up(level)),
         [20, 100, 100]
     );
-    let amd = Lever::Bandwidth(BandwidthSupport {
-        unit: BandwidthUnit::EighthsOfGigabytePerSecond,
-        min_level: 1,
-        step: 1,
-        max_level: 2048,
-        max_groups: 16,
-    });
+    let amd = Lever::Bandwidth(EIGHTHS);
     assert_eq!([80, 3, 2].map(|level| amd.halve(level)), [40, 1, 1]);
     assert_eq!([80, 5].map(|level| amd.step_up(level)), [90, 6]);
     assert_eq!([5, 2, 1].map(|level| Lever::Cpus.halve(level)), [2, 1, 1]);
@@ -311,4 +317,116 @@ fn an_idle_service_keeps_its_limits() {
         assert_eq!(limits, [(1, 0, 50)]);
     }
     assert_eq!(scene.policy.bandwidth_guard.by_node, nodes);
+}
+
+/// Is a program left alone whose limit the machine refuses, so that the next one is limited, while a limit that the machine
+/// only rounds stays?
+#[test]
+fn a_refused_limit_is_not_taken_for_one_in_force() {
+    let refuse = |is_in_force: bool| {
+        move |observation: &mut Observation| {
+            let item = PlanItem::Bandwidth(GroupId(0), CacheId(0));
+            observation.applied.refused.push(RefusedItem {
+                item,
+                reason: RefusalReason::NotSupported,
+                message: "a test".to_string(),
+            });
+            if !is_in_force {
+                observation.applied.bandwidth.clear();
+            }
+        }
+    };
+    let mut scene = Scene::new(PERCENT);
+    scene.decide_until_limited();
+    assert_eq!(scene.decide(refuse(true)), [(1, 0, 50)]);
+    assert_eq!(scene.decide(refuse(false)), []);
+    let mut limited = BTreeMap::new();
+    for _ in 0..3 * RETRY_WINDOWS.0 {
+        for (process, ..) in scene.decide(|_| {}) {
+            limited.entry(process).or_insert(scene.window);
+        }
+    }
+    assert!(limited[&2] < limited[&1], "{limited:?}");
+    assert!(limited[&1] > RETRY_WINDOWS.0, "{limited:?}");
+}
+
+/// Does a limit hold where the program runs now, and end where there is no such limit?
+#[test]
+fn limits_follow_a_program_to_another_cache() {
+    let moved = |observation: &mut Observation| observation.tasks[1].on_cpu_ns[0].0 = CpuId(5);
+    let mut scene = Scene::new(PERCENT);
+    scene.decide_until_limited();
+    assert_eq!(scene.decide(moved), [(1, 1, 50)]);
+
+    let bytes = Lever::Bandwidth(EIGHTHS);
+    let throttled = |lever, level| {
+        let mut node = NodeThrottles::default();
+        node.throttles.push(Throttle {
+            aggressor: Aggressor {
+                full_level: 64,
+                ..aggressor(1, 1.0, lever)
+            },
+            level,
+            raised_from: None,
+            failure: None,
+            has_held: false,
+        });
+        node
+    };
+    let there = |lever, full_level| Aggressor {
+        cache: CacheId(1),
+        full_level,
+        ..aggressor(1, 1.0, lever)
+    };
+    let follow = |lever, level, there: Aggressor| {
+        let mut node = throttled(lever, level);
+        assert!(node.follow(&[there]));
+        node.throttles
+            .pop()
+            .map(|t| (t.level, t.aggressor.full_level))
+    };
+    // Its traffic under the limit is not its full level.
+    assert_eq!(follow(bytes, 32, there(bytes, 33)), Some((32, 64)));
+    assert_eq!(follow(Lever::Cpus, 3, there(Lever::Cpus, 2)), Some((2, 2)));
+    assert_eq!(follow(bytes, 32, there(Lever::Cpus, 4)), None);
+    assert_eq!(
+        follow(bytes, 32, there(Lever::Bandwidth(PERCENT), 100)),
+        None
+    );
+    let mut node = throttled(bytes, 32);
+    assert!(
+        !node.follow(&[aggressor(1, 1.0, bytes)]),
+        "it has not moved"
+    );
+}
+
+/// With limits in bytes: is a program limited to half of the traffic that is counted, and not limited at all if only its
+/// misses are?
+#[test]
+fn a_limit_in_bytes_needs_counted_traffic() {
+    let limited = |support, first_count: CounterEvent| {
+        let mut scene = Scene::new(support);
+        let limits = (0..6).map(|_| {
+            scene.decide(|observation| {
+                for (task, count) in observation.tasks.iter_mut().zip([0, 8_000_000_000, 0]) {
+                    task.counts = EventCounts::exact([
+                        (CounterEvent::Instructions, 1_000_000_000),
+                        (first_count, count),
+                    ]);
+                }
+            })
+        });
+        limits
+            .collect::<Vec<_>>()
+            .into_iter()
+            .find(|limits| !limits.is_empty())
+    };
+    let misses = CounterEvent::Misses(CacheLevel::L3);
+    // 8 GB/s are 64 eighths.
+    assert_eq!(
+        limited(EIGHTHS, CounterEvent::MemoryBytes),
+        Some(vec![(1, 0, 32)])
+    );
+    assert_eq!(limited(EIGHTHS, misses), None);
+    assert_eq!(limited(PERCENT, misses), Some(vec![(1, 0, 50)]));
 }

@@ -10,8 +10,8 @@
 //! that may run on half as many requests half as much, and programs with one thread share the last CPU of their cache.
 //!
 //! For example, a service may be 10 % slower than alone and is 35 % slower beside a stream. With 50 % the stream costs it
-//! 18 %, with 20 % of its requests 6 %. After three calm windows the stream gets 30 %, then 40 %; 50 % is known to fail,
-//! so it stays at 40 %.
+//! 18 %, with 30 % of its requests 8 %. After three calm windows the stream gets 40 %, with which the service is 13 %
+//! slower, so it goes back to 30 %, and 40 % is not tried again for 30 windows.
 //!
 //! Properties: pure; a promise whose state is not measured changes nothing; programs with a promise are never limited;
 //! when the last promise has ended, nothing is limited. Limits of bandwidth are judged by this rule alone, because it

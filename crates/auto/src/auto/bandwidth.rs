@@ -10,8 +10,8 @@
 //! that may run on half as many requests half as much, and programs with one thread share the last CPU of their cache.
 //!
 //! For example, a service may be 10 % slower than alone and is 35 % slower beside a stream. With 50 % the stream costs it
-//! 18 %, with 20 % of its requests 6 %. After three calm windows the stream gets 30 %, then 40 %; 50 % is known to fail,
-//! so it stays at 40 %.
+//! 18 %, with 30 % of its requests 8 %. After three calm windows the stream gets 40 %, with which the service is 13 %
+//! slower, so it goes back to 30 %, and 40 % is not tried again for 30 windows.
 //!
 //! Properties: pure; a promise whose state is not measured changes nothing; programs with a promise are never limited;
 //! when the last promise has ended, nothing is limited. Limits of bandwidth are judged by this rule alone, because it
@@ -20,8 +20,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
-    BandwidthLimit, BandwidthSupport, CacheId, CounterEvent, CpuSet, GroupId, Plan, ProbeKind,
-    ProcessId, Reason, ShareMember, TaskId, TaskSample, VerificationOutcome, View, solo_cycles,
+    BandwidthLimit, BandwidthSupport, CacheId, CounterEvent, CpuSet, GroupId, Plan, PlanItem,
+    ProbeKind, ProcessId, Reason, ShareMember, TaskId, TaskSample, VerificationOutcome, View,
+    solo_cycles,
 };
 use cachemate_papers::partition::partitioned_cache::{CacheProcess, movable_processes};
 use cachemate_papers::solo_speeds::{SoloSpeeds, promise_slack};
@@ -125,6 +126,20 @@ struct Aggressor {
     full_level: u32,
 }
 
+impl Aggressor {
+    /// Whether it lives, and may be changed: all its threads for a limit of bandwidth, and one for fewer CPUs.
+    fn can_be_limited(&self, view: &View<'_>) -> bool {
+        let mut tasks = view
+            .live_tasks()
+            .filter(|task| task.process == self.process)
+            .peekable();
+        match self.lever {
+            Lever::Bandwidth(_) => tasks.peek().is_some() && tasks.all(|task| !task.unmovable),
+            Lever::Cpus => tasks.any(|task| !task.unmovable),
+        }
+    }
+}
+
 /// A limited program.
 #[derive(Clone, PartialEq, Debug)]
 struct Throttle {
@@ -165,9 +180,26 @@ impl Throttle {
     }
 }
 
+/// A pause after a failure, which doubles with each one.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+struct Pause {
+    /// The first window after it.
+    until: u64,
+    windows: u64,
+}
+
+impl Pause {
+    fn begin(&mut self, window: u64) {
+        self.windows = (2 * self.windows).clamp(RETRY_WINDOWS.0, RETRY_WINDOWS.1);
+        self.until = window + self.windows;
+    }
+}
+
 /// The promises and the limited programs of one memory node.
 #[derive(Clone, PartialEq, Debug, Default)]
 struct NodeThrottles {
+    /// The processes with a promise that ran here last.
+    promised: BTreeSet<ProcessId>,
     /// The program that was limited last is at the end.
     throttles: Vec<Throttle>,
     settling_windows: u32,
@@ -175,9 +207,8 @@ struct NodeThrottles {
     slack_windows: u32,
     /// Slack before the first limit.
     unlimited_slack: f64,
-    /// Window until which nothing is limited, because limits did not help.
-    paused_until: u64,
-    pause_windows: u64,
+    /// Nothing is limited, because limits did not help.
+    pause: Pause,
 }
 
 /// The outcome of one window of the rule.
@@ -193,6 +224,41 @@ enum RuleStep {
 }
 
 impl NodeThrottles {
+    /// Lets the limits of programs that moved to another cache hold there. A limit whose quantity does not exist there ends.
+    /// Returns whether a limit changes.
+    fn follow(&mut self, aggressors: &[Aggressor]) -> bool {
+        let mut has_changed = false;
+        self.throttles.retain_mut(|throttle| {
+            let old = &throttle.aggressor;
+            let mut here = aggressors.iter().filter(|now| now.process == old.process);
+            let Some(now) = here.next().filter(|now| now.cache != old.cache) else {
+                return true;
+            };
+            has_changed = true;
+            let full_level = match (old.lever, now.lever) {
+                (Lever::Cpus, Lever::Cpus) => now.full_level,
+                // Traffic under a limit does not tell what the program moves without one.
+                (Lever::Bandwidth(before), Lever::Bandwidth(after))
+                    if before.unit == after.unit =>
+                {
+                    now.full_level.max(old.full_level)
+                }
+                _ => return false,
+            };
+            throttle.aggressor = Aggressor {
+                full_level,
+                ..now.clone()
+            };
+            throttle.level = throttle.level.min(full_level);
+            true
+        });
+        if has_changed {
+            (self.slack_sum, self.slack_windows) = (0.0, 0);
+            self.settling_windows = SETTLING_WINDOWS;
+        }
+        has_changed
+    }
+
     /// Observes a window with the slack of the promise that is missed most, and changes at most one limit.
     fn observe(&mut self, slack: f64, aggressors: &[Aggressor], window: u64) -> Option<RuleStep> {
         if self.settling_windows > 0 {
@@ -242,7 +308,7 @@ impl NodeThrottles {
                 throttle.level,
             ));
         }
-        if window < self.paused_until {
+        if window < self.pause.until {
             return None;
         }
         let can_be_lowered = |aggressor: &&Aggressor| {
@@ -262,8 +328,7 @@ impl NodeThrottles {
                 return None;
             }
             self.throttles.clear();
-            self.pause_windows = (2 * self.pause_windows).clamp(RETRY_WINDOWS.0, RETRY_WINDOWS.1);
-            self.paused_until = window + self.pause_windows;
+            self.pause.begin(window);
             return Some(RuleStep::ReleasedAll);
         };
         if self.throttles.is_empty() {
@@ -335,6 +400,8 @@ impl NodeThrottles {
 pub struct BandwidthGuard {
     solo_speeds: SoloSpeeds,
     by_node: BTreeMap<u32, NodeThrottles>,
+    /// Programs whose limit the machine refused.
+    refused: BTreeMap<ProcessId, Pause>,
     /// CPUs that the last plan gave to limited tasks, and those that it would have given them otherwise.
     narrowed: BTreeMap<TaskId, (CpuSet, Option<CpuSet>)>,
     /// Processes with a promise for which CPUs were taken in this window.
@@ -373,17 +440,55 @@ impl BandwidthGuard {
             node.throttles
                 .retain(|throttle| throttle.aggressor.lever != Lever::Cpus);
             if node.throttles.len() < count {
-                node.pause_windows =
-                    (2 * node.pause_windows).clamp(RETRY_WINDOWS.0, RETRY_WINDOWS.1);
-                node.paused_until = window + node.pause_windows;
+                node.pause.begin(window);
             }
         }
+    }
+
+    /// Ends the limits of programs and of promises that have ended, and those that the machine has refused. Every window
+    /// needs this, also while another change is measured, because the limit of a process that has ended makes the whole plan
+    /// invalid. `view` has the plan with the limits. Returns whether a limit ended.
+    pub fn drop_ended(&mut self, view: &View<'_>) -> bool {
+        let cpus_by_node = node_cpus(view);
+        let promised = promised_processes(view);
+        let count = |by_node: &BTreeMap<u32, NodeThrottles>| -> usize {
+            by_node.values().map(|node| node.throttles.len()).sum()
+        };
+        let count_before = count(&self.by_node);
+        let refused_now = refused_processes(view);
+        for process in &refused_now {
+            let pause = self.refused.entry(*process).or_default();
+            pause.begin(view.observation.window);
+        }
+        self.refused
+            .retain(|process, _| view.live_tasks().any(|task| task.process == *process));
+        for (node, throttles) in &mut self.by_node {
+            // A service without a request in this window is still where it ran last.
+            let has_left = |process: &CacheProcess<'_>| {
+                let mut nodes = cpus_by_node.iter();
+                nodes.any(|(other, cpus)| other != node && process.runs_mostly_on(cpus))
+            };
+            throttles.promised.retain(|process| {
+                let process = promised.iter().find(|other| other.process == *process);
+                process.is_some_and(|process| !has_left(process))
+            });
+            throttles.throttles.retain(|Throttle { aggressor, .. }| {
+                aggressor.can_be_limited(view) && !refused_now.contains(&aggressor.process)
+            });
+        }
+        self.by_node.retain(|node, throttles| {
+            cpus_by_node.contains_key(node) && !throttles.promised.is_empty()
+        });
+        count(&self.by_node) < count_before
     }
 
     /// Observes a window in which no other change was being measured, and applies the rule on every memory node.
     /// Returns whether a limit changes.
     pub fn observe(&mut self, view: &View<'_>, levers: Levers, reasons: &mut Vec<Reason>) -> bool {
         self.goal_processes.clear();
+        if levers == Levers::Off {
+            return false;
+        }
         // What is only shown has no effect that a further step could follow.
         let has_limits = self.by_node.values().any(|node| !node.throttles.is_empty());
         if view.observation.applied.is_only_proposed && has_limits {
@@ -401,18 +506,20 @@ impl BandwidthGuard {
         self.solo_speeds.observe(view.observation);
         let window = view.observation.window;
         let processes = movable_processes(view);
-        let mut nodes = std::mem::take(&mut self.by_node);
+        let all_promised = promised_processes(view);
         for (node, cpus) in node_cpus(view) {
-            let mut throttles = nodes.remove(&node).unwrap_or_default();
-            throttles.throttles.retain(|throttle| {
-                let mut live = processes.iter();
-                live.any(|other| other.process == throttle.aggressor.process)
-            });
-            let promised = promised_processes(view, &cpus);
-            if promised.is_empty() || levers == Levers::Off {
+            let promised = all_promised.iter();
+            let promised: Vec<&CacheProcess<'_>> = promised
+                .filter(|process| process.runs_mostly_on(&cpus))
+                .collect();
+            if promised.is_empty() {
                 continue;
             }
-            let slacks = promised.iter().filter_map(|process| {
+            let mut throttles = self.by_node.remove(&node).unwrap_or_default();
+            throttles
+                .promised
+                .extend(promised.iter().map(|process| process.process));
+            let slacks = promised.into_iter().filter_map(|process| {
                 let slack = promise_slack(view, process, &self.solo_speeds);
                 Some((
                     process.process,
@@ -425,6 +532,11 @@ impl BandwidthGuard {
                 if levers != Levers::LimitsOrCpus {
                     aggressors.retain(|aggressor| aggressor.lever != Lever::Cpus);
                 }
+                aggressors.retain(|aggressor| {
+                    let pause = self.refused.get(&aggressor.process);
+                    pause.is_none_or(|pause| window >= pause.until)
+                });
+                has_changed |= throttles.follow(&aggressors);
                 let step = throttles.observe(slack, &aggressors, window);
                 has_changed |= step.is_some();
                 if let Some(step) = step {
@@ -507,13 +619,8 @@ impl BandwidthGuard {
             .values()
             .flat_map(|(cpus, _)| cpus.iter())
             .collect();
-        let unmovable: BTreeSet<ProcessId> = view
-            .live_tasks()
-            .filter(|task| task.unmovable)
-            .map(|task| task.process)
-            .collect();
         let throttles = self.by_node.values().flat_map(|node| &node.throttles);
-        for throttle in throttles {
+        for throttle in throttles.filter(|throttle| throttle.aggressor.can_be_limited(view)) {
             let Aggressor {
                 process,
                 cache,
@@ -525,7 +632,7 @@ impl BandwidthGuard {
                 continue;
             }
             match lever {
-                Lever::Bandwidth(_) if !unmovable.contains(&process) => {
+                Lever::Bandwidth(_) => {
                     plan.bandwidth.push(BandwidthLimit {
                         group: GroupId(plan.bandwidth.len() as u32),
                         members: vec![ShareMember::Process(process)],
@@ -533,7 +640,6 @@ impl BandwidthGuard {
                         level: throttle.level,
                     });
                 }
-                Lever::Bandwidth(_) => {}
                 Lever::Cpus => {
                     let online = view.topology.online_last_levels();
                     let Some((_, cpus)) = online.into_iter().find(|(id, _)| *id == cache) else {
@@ -610,8 +716,8 @@ fn node_cpus(view: &View<'_>) -> BTreeMap<u32, CpuSet> {
     nodes
 }
 
-/// Processes with a promise that ran mostly on these CPUs, also those that must not be moved.
-fn promised_processes<'a>(view: &'a View<'_>, cpus: &CpuSet) -> Vec<CacheProcess<'a>> {
+/// Live processes with a promise, also those that must not be moved.
+fn promised_processes<'a>(view: &'a View<'_>) -> Vec<CacheProcess<'a>> {
     let mut processes: Vec<CacheProcess<'a>> = Vec::new();
     for task in view.live_tasks() {
         match processes
@@ -626,8 +732,30 @@ fn promised_processes<'a>(view: &'a View<'_>, cpus: &CpuSet) -> Vec<CacheProcess
             }),
         }
     }
-    processes.retain(|process| process.is_promised() && process.runs_mostly_on(cpus));
+    processes.retain(CacheProcess::is_promised);
     processes
+}
+
+/// The processes whose limit in the last plan the machine has refused; one that it only rounds is in force.
+fn refused_processes(view: &View<'_>) -> BTreeSet<ProcessId> {
+    let applied = &view.observation.applied;
+    if applied.is_only_proposed {
+        return BTreeSet::new();
+    }
+    let is_refused = |limit: &&BandwidthLimit| {
+        let item = PlanItem::Bandwidth(limit.group, limit.cache);
+        let mut in_force = applied.bandwidth.iter();
+        applied.refused.iter().any(|refused| refused.item == item)
+            && !in_force.any(|other| (other.group, other.cache) == (limit.group, limit.cache))
+    };
+    let limits = view.previous_plan.bandwidth.iter().filter(is_refused);
+    let process_of = |member: &ShareMember| match member {
+        ShareMember::Process(process) => Some(*process),
+        ShareMember::Task(_) => None,
+    };
+    limits
+        .flat_map(|limit| limit.members.iter().filter_map(process_of))
+        .collect()
 }
 
 /// Programs without a promise that use the memory of these CPUs.
@@ -638,9 +766,8 @@ fn aggressors(view: &View<'_>, processes: &[CacheProcess<'_>], cpus: &CpuSet) ->
         let (cache, cache_cpus) = caches
             .iter()
             .find(|(_, cache_cpus)| process.runs_mostly_on(cache_cpus))?;
-        let bytes = process
-            .moved_bytes()
-            .or_else(|| missed_bytes(process, view))?;
+        let moved_bytes = process.moved_bytes();
+        let bytes = moved_bytes.or_else(|| missed_bytes(process, view))?;
         let lever = view
             .capabilities
             .bandwidth_of(*cache)
@@ -650,12 +777,16 @@ fn aggressors(view: &View<'_>, processes: &[CacheProcess<'_>], cpus: &CpuSet) ->
             // A program with one thread gives way by sharing its CPU with the others that are limited.
             Lever::Cpus => running_threads.clamp(2, cache_cpus.count().max(2)),
             Lever::Bandwidth(support) => {
-                let level = support.unit.bytes_per_second().map(|unit| {
-                    libm::ceil(bytes / elapsed_s.max(1e-9) / unit).min(f64::from(u32::MAX)) as u32
-                });
-                level
-                    .map_or(support.max_level, |level| support.nearest_level(level))
-                    .max(support.min_level + 1)
+                let level = match support.unit.bytes_per_second() {
+                    // Without counted traffic, the level that the program has now is unknown, so it is not limited: misses
+                    // on demand may be a fifth of its traffic, and half of them a tenth.
+                    Some(unit) => support.nearest_level(
+                        libm::ceil(moved_bytes? / elapsed_s.max(1e-9) / unit)
+                            .min(f64::from(u32::MAX)) as u32,
+                    ),
+                    None => support.max_level,
+                };
+                level.max(support.min_level + 1)
             }
         };
         Some(Aggressor {
@@ -670,7 +801,7 @@ fn aggressors(view: &View<'_>, processes: &[CacheProcess<'_>], cpus: &CpuSet) ->
         .iter()
         .filter(|process| !process.is_promised() && process.runs_mostly_on(cpus))
         .filter_map(describe)
-        .filter(|aggressor| aggressor.bytes > 0.0)
+        .filter(|aggressor| aggressor.bytes > 0.0 && aggressor.can_be_limited(view))
         .collect()
 }
 

@@ -260,6 +260,9 @@ impl Policy for Auto {
             ..*view
         };
         let mut reasons = Vec::new();
+        if self.bandwidth_guard.drop_ended(view) {
+            self.measured_windows.restart(0);
+        }
         // The limits of the path to memory follow from the promises of each window, so no plan keeps them.
         let unlimited_plan = self.bandwidth_guard.remove_from(view.previous_plan);
         let view = &View {

@@ -16,6 +16,8 @@ fn no_command_waits_for_a_fifo_or_reads_a_device() {
     let fifo = dir.path().join("fifo");
     rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).unwrap();
     std::os::unix::fs::symlink("/dev/zero", dir.path().join("zero")).unwrap();
+    // Programs are looked up before the machine is read.
+    std::fs::write(dir.path().join("program.cmt"), "").unwrap();
     for (name, kind) in [("./fifo", "a FIFO"), ("./zero", "a device")] {
         let commands: [&[&str]; 9] = [
             &["predict", name, name, "--machine", "xeon-x5365-4"],
@@ -34,7 +36,7 @@ fn no_command_waits_for_a_fifo_or_reads_a_device() {
             &["dashboard", name, "-o", "page.html"],
             &["mrc", name],
             &["plan", "--slowdowns", name, "--machine", "xeon-x5365-4"],
-            &["predict", "mcf", "mcf", "--machine", name],
+            &["predict", "program.cmt", "program.cmt", "--machine", name],
         ];
         for arguments in commands {
             let mut started = command(dir.path(), arguments);

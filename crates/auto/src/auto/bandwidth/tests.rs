@@ -1,5 +1,15 @@
-use cachemate_core::BandwidthUnit;
+use cachemate_core::test_support::{
+    NullPredictor, capabilities_fixture, last_level_caches, observation_fixture,
+};
+use cachemate_core::{
+    Ability, BandwidthUnit, CacheLevel, CpuId, EventCounts, Goal, Observation, Policy, Profiles,
+    RefusalReason, RefusedItem, WindowLength,
+};
 
+use super::super::{
+    Auto, ChangeOrigin, DecidedPlan, Mechanism, Parameters, PolicyPart, SiteLayout,
+    UnverifiedChange,
+};
 use super::*;
 
 const PERCENT: BandwidthSupport = BandwidthSupport {
@@ -8,6 +18,14 @@ const PERCENT: BandwidthSupport = BandwidthSupport {
     step: 10,
     max_level: 100,
     max_groups: 8,
+};
+
+const EIGHTHS: BandwidthSupport = BandwidthSupport {
+    unit: BandwidthUnit::EighthsOfGigabytePerSecond,
+    min_level: 1,
+    step: 1,
+    max_level: 2048,
+    max_groups: 16,
 };
 
 fn aggressor(process: u32, bytes: f64, lever: Lever) -> Aggressor {
@@ -91,7 +109,11 @@ fn the_largest_aggressor_is_halved_and_gets_steps_back() {
 fn the_program_that_moves_most_bytes_now_is_halved() {
     let slack = |_, levels: [u32; 2]| 0.5 - f64::from(2 * levels[0] + levels[1]) / 200.0;
     let (history, _) = run(40, Lever::Bandwidth(PERCENT), slack);
-    assert_eq!(changes(&history)[..3], [[100, 100], [50, 100], [30, 100]]);
+    // With 50 % of the first program, both move the same, and the first one is halved; with 30 %, the second one moves most.
+    assert_eq!(
+        changes(&history)[..5],
+        [[100, 100], [50, 100], [30, 100], [30, 50], [20, 50]]
+    );
 }
 
 /// If no limit brings the service nearer to its promise: are all released, and is the rule silent for a while?
@@ -113,7 +135,7 @@ fn limits_that_do_not_help_are_released_for_a_while() {
             .take(25)
             .all(|levels| *levels == [100, 100])
     );
-    assert!(node.paused_until > 30);
+    assert!(node.pause.until > 30);
 }
 
 /// Do the same steps count CPUs, and is everything released once the service has time to spare?
@@ -157,14 +179,254 @@ fn levels_move_in_the_steps_of_the_machine() {
         [10, 90, 100].map(|level| percent.step_up(level)),
         [20, 100, 100]
     );
-    let amd = Lever::Bandwidth(BandwidthSupport {
-        unit: BandwidthUnit::EighthsOfGigabytePerSecond,
-        min_level: 1,
-        step: 1,
-        max_level: 2048,
-        max_groups: 16,
-    });
+    let amd = Lever::Bandwidth(EIGHTHS);
     assert_eq!([80, 3, 2].map(|level| amd.halve(level)), [40, 1, 1]);
     assert_eq!([80, 5].map(|level| amd.step_up(level)), [90, 6]);
     assert_eq!([5, 2, 1].map(|level| Lever::Cpus.halve(level)), [2, 1, 1]);
+}
+
+/// `auto` without its other mechanisms: process 0 has a promised rate, and 1 and 2 move bytes, 1 twice as many. Every task
+/// runs on the CPU of its number; a cache has four.
+struct Scene {
+    policy: Auto,
+    plan: Plan,
+    window: u64,
+    support: BandwidthSupport,
+    is_only_proposed: bool,
+}
+
+impl Scene {
+    fn new(support: BandwidthSupport) -> Self {
+        let parameters = Parameters {
+            disable: Mechanism::ALL.to_vec(),
+            ablate: vec![PolicyPart::Probes],
+            ..Parameters::default()
+        };
+        Scene {
+            policy: Auto::new(parameters, 1),
+            plan: Plan::idle(WindowLength::Time { ns: 1 }),
+            window: 0,
+            support,
+            is_only_proposed: false,
+        }
+    }
+
+    /// Decides a window in which the service has half of its rate and the last plan is in force, after this change of the
+    /// observation. Returns the limits: processes, caches and levels.
+    fn decide(&mut self, change: impl FnOnce(&mut Observation)) -> Vec<(u32, u32, u32)> {
+        self.window += 1;
+        let mut observation = observation_fixture(self.window, 3);
+        for (index, task) in observation.tasks.iter_mut().enumerate() {
+            task.on_cpu_ns = vec![(CpuId(index as u32), 1_000_000_000)];
+            let bytes = [0, 8_000_000_000, 4_000_000_000][index];
+            task.counts = EventCounts::exact([
+                (CounterEvent::Instructions, 1_000_000_000),
+                (CounterEvent::Cycles, 1_000_000_000),
+                (CounterEvent::MemoryBytes, bytes),
+            ]);
+        }
+        observation.tasks[0].goal = Some(Goal {
+            min_rate: Some(2e9),
+            ..Goal::default()
+        });
+        observation.applied.is_only_proposed = self.is_only_proposed;
+        if !self.is_only_proposed {
+            observation.applied.bandwidth = self.plan.bandwidth.clone();
+        }
+        change(&mut observation);
+        let mut capabilities = capabilities_fixture(&[Ability::Bandwidth]);
+        capabilities.bandwidth = [0, 1].map(|id| (CacheId(id), self.support)).to_vec();
+        let view = View {
+            topology: &last_level_caches(2, 4, CacheLevel::L3, 1 << 20),
+            capabilities: &capabilities,
+            observation: &observation,
+            profiles: &Profiles::default(),
+            previous_plan: &self.plan,
+            predictor: &NullPredictor,
+            verdicts: &(),
+        };
+        self.plan = self.policy.decide(&view).plan;
+        let limits = self.plan.bandwidth.iter();
+        limits
+            .map(|limit| match limit.members[..] {
+                [ShareMember::Process(process)] => (process.0, limit.cache.0, limit.level),
+                _ => panic!("{limit:?}"),
+            })
+            .collect()
+    }
+
+    /// Decides until the larger program is limited.
+    fn decide_until_limited(&mut self) {
+        let first = (0..10)
+            .map(|_| self.decide(|_| {}))
+            .find(|limits| !limits.is_empty());
+        assert_eq!(first, Some(vec![(1, 0, self.support.max_level / 2)]));
+    }
+}
+
+fn end_process(process: u32) -> impl FnOnce(&mut Observation) {
+    move |observation| observation.tasks[process as usize].exited = true
+}
+
+/// Does the limit of a program that exits end in the same window, also while another change is measured and while limits
+/// are only shown?
+#[test]
+fn a_limit_ends_with_its_program() {
+    for (is_measuring, is_only_proposed) in [(false, false), (true, false), (false, true)] {
+        let mut scene = Scene::new(PERCENT);
+        scene.is_only_proposed = is_only_proposed;
+        scene.decide_until_limited();
+        scene.policy.unverified_change = is_measuring.then(|| UnverifiedChange {
+            origin: ChangeOrigin::Plan,
+            layout_before: SiteLayout::default(),
+            plan_before: DecidedPlan(Plan::idle(WindowLength::Time { ns: 1 })),
+        });
+        assert_eq!(scene.decide(|_| {}), [(1, 0, 50)]);
+        assert_eq!(scene.decide(end_process(1)), []);
+        assert_eq!(scene.policy.is_measuring(), is_measuring);
+    }
+}
+
+/// Does a limit end with the promise that it is for: with the service, and with the service's goal?
+#[test]
+fn a_limit_ends_with_its_promise() {
+    for is_only_proposed in [false, true] {
+        let remove_goal = |observation: &mut Observation| observation.tasks[0].goal = None;
+        let ends: [Box<dyn FnOnce(&mut Observation)>; 2] =
+            [Box::new(end_process(0)), Box::new(remove_goal)];
+        for end in ends {
+            let mut scene = Scene::new(PERCENT);
+            scene.is_only_proposed = is_only_proposed;
+            scene.decide_until_limited();
+            assert_eq!(scene.decide(end), []);
+        }
+    }
+}
+
+/// Do limits and what is known about them outlast windows in which the service has nothing to do?
+#[test]
+fn an_idle_service_keeps_its_limits() {
+    let mut scene = Scene::new(PERCENT);
+    scene.decide_until_limited();
+    let nodes = scene.policy.bandwidth_guard.by_node.clone();
+    for _ in 0..20 {
+        let limits = scene.decide(|observation| {
+            observation.tasks[0].on_cpu_ns.clear();
+            observation.tasks[0].counts = EventCounts::default();
+        });
+        assert_eq!(limits, [(1, 0, 50)]);
+    }
+    assert_eq!(scene.policy.bandwidth_guard.by_node, nodes);
+}
+
+/// Is a program left alone whose limit the machine refuses, so that the next one is limited, while a limit that the machine
+/// only rounds stays?
+#[test]
+fn a_refused_limit_is_not_taken_for_one_in_force() {
+    let refuse = |is_in_force: bool| {
+        move |observation: &mut Observation| {
+            let item = PlanItem::Bandwidth(GroupId(0), CacheId(0));
+            observation.applied.refused.push(RefusedItem {
+                item,
+                reason: RefusalReason::NotSupported,
+                message: "a test".to_string(),
+            });
+            if !is_in_force {
+                observation.applied.bandwidth.clear();
+            }
+        }
+    };
+    let mut scene = Scene::new(PERCENT);
+    scene.decide_until_limited();
+    assert_eq!(scene.decide(refuse(true)), [(1, 0, 50)]);
+    assert_eq!(scene.decide(refuse(false)), []);
+    let mut limited = BTreeMap::new();
+    for _ in 0..3 * RETRY_WINDOWS.0 {
+        for (process, ..) in scene.decide(|_| {}) {
+            limited.entry(process).or_insert(scene.window);
+        }
+    }
+    assert!(limited[&2] < limited[&1], "{limited:?}");
+    assert!(limited[&1] > RETRY_WINDOWS.0, "{limited:?}");
+}
+
+/// Does a limit hold where the program runs now, and end where there is no such limit?
+#[test]
+fn limits_follow_a_program_to_another_cache() {
+    let moved = |observation: &mut Observation| observation.tasks[1].on_cpu_ns[0].0 = CpuId(5);
+    let mut scene = Scene::new(PERCENT);
+    scene.decide_until_limited();
+    assert_eq!(scene.decide(moved), [(1, 1, 50)]);
+
+    let bytes = Lever::Bandwidth(EIGHTHS);
+    let throttled = |lever, level| {
+        let mut node = NodeThrottles::default();
+        node.throttles.push(Throttle {
+            aggressor: Aggressor {
+                full_level: 64,
+                ..aggressor(1, 1.0, lever)
+            },
+            level,
+            raised_from: None,
+            failure: None,
+            has_held: false,
+        });
+        node
+    };
+    let there = |lever, full_level| Aggressor {
+        cache: CacheId(1),
+        full_level,
+        ..aggressor(1, 1.0, lever)
+    };
+    let follow = |lever, level, there: Aggressor| {
+        let mut node = throttled(lever, level);
+        assert!(node.follow(&[there]));
+        node.throttles
+            .pop()
+            .map(|t| (t.level, t.aggressor.full_level))
+    };
+    // Its traffic under the limit is not its full level.
+    assert_eq!(follow(bytes, 32, there(bytes, 33)), Some((32, 64)));
+    assert_eq!(follow(Lever::Cpus, 3, there(Lever::Cpus, 2)), Some((2, 2)));
+    assert_eq!(follow(bytes, 32, there(Lever::Cpus, 4)), None);
+    assert_eq!(
+        follow(bytes, 32, there(Lever::Bandwidth(PERCENT), 100)),
+        None
+    );
+    let mut node = throttled(bytes, 32);
+    assert!(
+        !node.follow(&[aggressor(1, 1.0, bytes)]),
+        "it has not moved"
+    );
+}
+
+/// With limits in bytes: is a program limited to half of the traffic that is counted, and not limited at all if only its
+/// misses are?
+#[test]
+fn a_limit_in_bytes_needs_counted_traffic() {
+    let limited = |support, first_count: CounterEvent| {
+        let mut scene = Scene::new(support);
+        let limits = (0..6).map(|_| {
+            scene.decide(|observation| {
+                for (task, count) in observation.tasks.iter_mut().zip([0, 8_000_000_000, 0]) {
+                    task.counts = EventCounts::exact([
+                        (CounterEvent::Instructions, 1_000_000_000),
+                        (first_count, count),
+                    ]);
+                }
+            })
+        });
+        limits
+            .collect::<Vec<_>>()
+            .into_iter()
+            .find(|limits| !limits.is_empty())
+    };
+    let misses = CounterEvent::Misses(CacheLevel::L3);
+    // 8 GB/s are 64 eighths.
+    assert_eq!(
+        limited(EIGHTHS, CounterEvent::MemoryBytes),
+        Some(vec![(1, 0, 32)])
+    );
+    assert_eq!(limited(EIGHTHS, misses), None);
+    assert_eq!(limited(PERCENT, misses), Some(vec![(1, 0, 50)]));
 }

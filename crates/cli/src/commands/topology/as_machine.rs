@@ -24,7 +24,7 @@ use cachemate_core::{
     MemorySchedulingSpec, MemorySpec, OsSpec, PageSpec, PmuSpec, PrefetcherSpec, ReplacementPolicy,
     SamplerModel, SetIndexing, Topology, WayPartitions, WritePolicy,
 };
-use cachemate_linux::sense::calibration::HostCalibration;
+use cachemate_linux::sense::calibration::{HostCalibration, is_filled_by_others};
 use cachemate_locality::memory_queue::{LineSource, QueueStation};
 
 /// Largest factor by which the traffic of neighbors varies; the ends of what was measured are single samples.
@@ -41,8 +41,6 @@ const ASSUMED_WIDTH: u32 = 6;
 const ASSUMED_WINDOW: u32 = 320;
 /// Misses that a core overlaps, if not measured.
 const ASSUMED_OVERLAP: u32 = 24;
-/// Share of the shown cache below which the owned part says that other guests decide what stays in it.
-const OWNED_BY_OTHERS_SHARE: f64 = 0.5;
 /// Of Zen 4 (13) to Golden Cove (17) by their optimization guides, and what decoding adds.
 const ASSUMED_MISPREDICT_CYCLES: u32 = 17;
 /// Lines that a prefetcher runs ahead at most: half a page.
@@ -466,7 +464,7 @@ fn apply_calibration(
             let shown_bytes = shared.size_bytes;
             set_owned_size(shared, bytes.value);
             keys.sizes.insert(shared.level);
-            let is_pooled = (shared.size_bytes as f64) < OWNED_BY_OTHERS_SHARE * shown_bytes as f64;
+            let is_pooled = is_filled_by_others(shared.size_bytes as f64, shown_bytes);
             if is_pooled && let Some(lifetime_ns) = host.line_lifetime_ns {
                 let measured_bytes = host.shared_pool_bytes.map(|bytes| bytes.value as u64);
                 if measured_bytes.is_some() {

@@ -3,8 +3,8 @@
 //! Problem: one file, `schemata`, has a number whose unit depends on the processor and on the mount, and nothing in
 //! resctrl says which: `50` is half of a core's requests on Intel, 50 MiB/s there with the option `mba_MBps`, and 6.25 GB/s
 //! on AMD. Method: the mount's options tell `mba_MBps`; the processor's vendor tells AMD; and where the vendor is unknown,
-//! a number above 100 cannot be a percentage. Properties: read-only; a resource with unexpected content is an error that
-//! names the file.
+//! a number above 100 cannot be a percentage. Properties: read-only; a resource with unexpected content is left out, with
+//! an error that names the file, and the ways of caches are divided without it.
 //!
 //! Kernel documentation: Documentation/filesystems/resctrl.rst, "Memory bandwidth Allocation".
 
@@ -27,26 +27,22 @@ const MIB_STEP: u32 = 1;
 /// A resource that limits bandwidth.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BandwidthResource {
-    /// `MB`, or `SMBA` for slow memory.
-    pub name: String,
     /// Unit and range of its limits.
     pub support: BandwidthSupport,
-    /// Number of classes of service that can have a limit, including that of the root group.
-    pub class_count: u32,
     /// Caches of the topology by domain; a domain without a cache that the topology knows is missing.
     pub domains: BTreeMap<u32, CacheId>,
     /// Whether two threads of a core get the smaller of their limits (Intel's `thread_throttle_mode` is `max`).
     pub limits_whole_cores: bool,
 }
 
-/// Every resource that limits bandwidth, by the lines of the root group.
+/// Every resource that limits bandwidth by its name, by the lines of the root group, or the reason why it cannot be used.
 pub(super) fn read_bandwidth(
     kernel: &dyn Kernel,
     mount: &Path,
     host: &HostTopology,
     root: &Schemata,
-) -> Result<Vec<BandwidthResource>, ResctrlUnavailable> {
-    let read_resource = |(name, levels): (&String, &BTreeMap<u32, u32>)| {
+) -> BTreeMap<String, Result<BandwidthResource, ResctrlUnavailable>> {
+    let read_resource = |name: &str, levels: &BTreeMap<u32, u32>| {
         let dir = mount.join("info").join(name);
         let require_number = |file: &str| {
             let path = dir.join(file);
@@ -73,7 +69,6 @@ pub(super) fn read_bandwidth(
             .read(&dir.join("thread_throttle_mode"))
             .unwrap_or_default();
         Ok(BandwidthResource {
-            name: name.clone(),
             support: BandwidthSupport {
                 unit,
                 min_level: min_level.min(max_level),
@@ -81,7 +76,6 @@ pub(super) fn read_bandwidth(
                 max_level,
                 max_groups: 0,
             },
-            class_count: require_number("num_closids")?,
             domains: levels
                 .keys()
                 .filter_map(|&domain| Some((domain, find_cache(host, CacheLevel::L3, domain)?)))
@@ -89,7 +83,10 @@ pub(super) fn read_bandwidth(
             limits_whole_cores: throttle_mode.trim() == "max",
         })
     };
-    root.levels.iter().map(read_resource).collect()
+    let resources = root.levels.iter();
+    resources
+        .map(|(name, levels)| (name.clone(), read_resource(name, levels)))
+        .collect()
 }
 
 fn find_unit(kernel: &dyn Kernel, largest_level: u32) -> BandwidthUnit {

@@ -84,8 +84,9 @@ pub struct Resctrl {
     pub class_count: u32,
     /// Number of classes that other tools used when this was read.
     pub other_group_count: u32,
-    /// Limits of memory bandwidth, by resource (`MB`, `SMBA`); empty if there are none.
-    pub bandwidth: Vec<BandwidthResource>,
+    /// Limits of memory bandwidth, by resource (`MB`, or `SMBA` for slow memory), or the reason why a resource cannot be
+    /// used; empty if there are none.
+    pub bandwidth: BTreeMap<String, Result<BandwidthResource, ResctrlUnavailable>>,
     /// Counters that the monitors have.
     pub counted_events: MonitoredEvents,
     /// Caches of the topology by domain of the monitors.
@@ -170,9 +171,11 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
         }
     }
     caches.sort_by_key(|divided| divided.cache);
-    let bandwidth = read_bandwidth(kernel, &mount, host, &root_schemata)?;
-    // All resources use up the same classes, and that of devices is the last one of them.
-    let class_counts = bandwidth.iter().map(|resource| resource.class_count);
+    let bandwidth = read_bandwidth(kernel, &mount, host, &root_schemata);
+    // All resources use up the same classes, also one that cannot be used, and that of devices is the last one of them.
+    let class_counts = bandwidth
+        .keys()
+        .filter_map(|name| read_number(kernel, &mount.join("info").join(name).join("num_closids")));
     let class_count = class_counts.chain(min_class_count).min().unwrap_or(0);
     let class_count = class_count.saturating_sub(u32::from(has_io_class));
     let group_names = groups::list_groups(kernel, &mount)
@@ -386,9 +389,7 @@ impl Resctrl {
 
     /// The limits of the bandwidth of ordinary memory.
     pub fn memory_bandwidth(&self) -> Option<&BandwidthResource> {
-        self.bandwidth
-            .iter()
-            .find(|resource| resource.name == MEMORY_BANDWIDTH)
+        self.bandwidth.get(MEMORY_BANDWIDTH)?.as_ref().ok()
     }
 
     /// The entry of a cache that can be divided.

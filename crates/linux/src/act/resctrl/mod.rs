@@ -20,6 +20,7 @@ mod ways;
 
 pub use bandwidth::BandwidthResource;
 pub use info::{IoAlloc, MonitoredEvents, Resctrl, ResctrlCache, find};
+pub(crate) use masks::MEMORY_BANDWIDTH;
 pub use masks::Schemata;
 pub use monitors::{
     CounterAssignment, MonitorGroup, assign_counters, describe_holders, list_monitor_groups,

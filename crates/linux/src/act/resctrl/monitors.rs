@@ -84,8 +84,12 @@ pub fn assign_counters(kernel: &dyn Kernel, groups: &[PathBuf]) {
             let less_important = groups[index + 1..].iter().rev();
             let donors = local.chain(less_important.map(|other| (other, TOTAL_EVENT)));
             let mut donors = donors.filter(|(other, event)| has_counter(other, event, domain));
-            // After each counter that is given up, the group tries again.
-            while set(group, TOTAL_EVENT, domain, "e").is_err() {
+            let has_none_left = || {
+                let error = set(group, TOTAL_EVENT, domain, "e").err();
+                error.is_some_and(|error| error.raw_os_error() == Some(libc::ENOSPC))
+            };
+            // After each counter that is given up, the group tries again. No counter of another helps against other errors.
+            while has_none_left() {
                 let Some((donor, event)) = donors.next() else {
                     break;
                 };
@@ -203,6 +207,8 @@ mod tests {
     struct CounterHost {
         host: FakeHost,
         counters: usize,
+        /// The kernel's answer if all counters are in use.
+        error: i32,
     }
 
     impl CounterHost {
@@ -217,7 +223,11 @@ mod tests {
                 );
                 host.set_file(&format!("/r/{group}/mbm_L3_assignments"), &text);
             }
-            CounterHost { host, counters }
+            CounterHost {
+                host,
+                counters,
+                error: libc::ENOSPC,
+            }
         }
         fn texts(&self) -> Vec<String> {
             let files = self.host.files.borrow();
@@ -241,7 +251,7 @@ mod tests {
                 .map(|text| text.matches("=e").count())
                 .sum();
             if state == "e" && in_use >= self.counters {
-                return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+                return Err(io::Error::from_raw_os_error(self.error));
             }
             let old = self.host.read(path)?;
             let new: Vec<String> = old
@@ -302,6 +312,24 @@ mod tests {
             assign(3, [none, [true, false], [true, true]]),
             [total("e"), total("_"), both]
         );
+    }
+
+    /// If a counter cannot be assigned for another reason than that none is free, do all groups keep theirs?
+    #[test]
+    fn counters_are_given_up_only_if_none_is_free() {
+        let groups = [("/r/a", [false, true]), ("/r/b", [true, true])];
+        let states = |error| {
+            let named = groups.map(|(path, states)| (&path[3..], states));
+            let mut host = CounterHost::new(3, &named);
+            host.error = error;
+            let before = host.texts();
+            assign_counters(&host, &groups.map(|(path, _)| PathBuf::from(path)));
+            (before, host.texts())
+        };
+        let (before, after) = states(libc::EINVAL);
+        assert_eq!(after, before);
+        let (before, after) = states(libc::ENOSPC);
+        assert_ne!(after, before);
     }
 
     /// Is a creator recognized by its names, and no other?

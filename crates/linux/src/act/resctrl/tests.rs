@@ -227,6 +227,44 @@ fn an_epyc_with_sparse_ids_and_other_owners_is_read() {
     assert_eq!(support.max_groups, 14);
 }
 
+/// If a file of one resource of bandwidth is bad: are the other resource and the ways still usable, with its number of
+/// classes, and is the reason kept?
+#[test]
+fn a_bad_resource_of_bandwidth_is_left_out_alone() {
+    let find = |bad: &str| {
+        let files = ["MB", "SMBA"].map(|name| {
+            let number = |file: &str, good: &'static str| {
+                let path = format!("info/{name}/{file}");
+                resctrl_files(&[(&path, if path == bad { "many" } else { good })])
+            };
+            number("num_closids", "4")
+                + &number("min_bandwidth", "1")
+                + &number("bandwidth_gran", "1")
+        });
+        let ways = [
+            ("schemata", "L3:0=ffff\nMB:0=2048\nSMBA:0=2048"),
+            ("info/L3/cbm_mask", "ffff"),
+            ("info/L3/min_cbm_bits", "1"),
+            ("info/L3/num_closids", "16"),
+        ];
+        find_resctrl(&(machine_tree(&[0], 2) + &resctrl_files(&ways) + &files.concat())).unwrap()
+    };
+    let good = find("");
+    assert_eq!(good.bandwidth_limits().len(), 1);
+    for (name, file) in [("MB", "bandwidth_gran"), ("SMBA", "min_bandwidth")] {
+        let resctrl = find(&format!("info/{name}/{file}"));
+        assert_eq!(resctrl.partitions(), good.partitions());
+        let is_memory = name == "MB";
+        assert_eq!(resctrl.bandwidth_limits().is_empty(), is_memory);
+        let problem = resctrl.bandwidth[name].as_ref().unwrap_err();
+        let path = resctrl.mount.join("info").join(name).join(file);
+        assert_eq!(
+            problem.reason,
+            format!("{}: expected a whole number", path.display())
+        );
+    }
+}
+
 /// Not mounted, mounted read-only, one group bind-mounted elsewhere, a file with invalid content: is each reported,
 /// without a panic?
 #[test]

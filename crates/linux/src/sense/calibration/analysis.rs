@@ -194,12 +194,19 @@ pub fn co_runner_lines_per_ns(walk: &WalkBesideCoRunner) -> f64 {
     held_by_others.max(0.0) / window_ns
 }
 
+/// Least ratio of the time for a line of a stream from memory to that from the cache, from which its size can be told.
+const LEAST_CONTRAST: f64 = 1.2;
+
 /// Returns the size of the cache in which a program's lines compete with those of others, from the time for a line of a stream over the
-/// same bytes again and again (size, time), ascending; `None` if it always hits. A stream hits as long as its lines and those of
+/// same bytes again and again (size, time), ascending; `None` if it always hits, or if hits and misses take about the same time. A stream hits as long as its lines and those of
 /// the others during a pass fit: where the time is half-way to that of memory, `size + pass / lifetime x pool = pool`, since the
 /// others alone fill the pool in a lifetime.
 pub fn pool_bytes(points: &[(f64, f64)], memory_line_ns: f64, lifetime_ns: f64) -> Option<f64> {
-    let (_, cached_line_ns) = points.first()?;
+    let (_, cached_line_ns) = *points.first()?;
+    // Where memory streams about as fast as the cache, the times say nothing about where the lines were.
+    if memory_line_ns < LEAST_CONTRAST * cached_line_ns {
+        return None;
+    }
     let middle_ns = 0.5 * (cached_line_ns + memory_line_ns);
     let above = points
         .iter()
@@ -352,6 +359,7 @@ mod tests {
         let found = pool_bytes(&points, 12.0, lifetime_ns).unwrap();
         assert!((found / 64.0 / pool_lines - 1.0).abs() < 0.05, "{found}");
         assert_eq!(pool_bytes(&points[..5], 12.0, lifetime_ns), None);
+        assert_eq!(pool_bytes(&points, 8.5, lifetime_ns), None);
         assert_eq!(pool_bytes(&[], 12.0, lifetime_ns), None);
     }
 

@@ -624,9 +624,12 @@ pub fn measure_host(
     let stream_insertion = match (part.cpus.get(1), latencies.fit) {
         (Some(&cpu), Some(fit)) => {
             // Lines of other systems compete in the pool, those of this system alone in what it owns.
+            let is_pooled = is_filled_by_others(fit.cache_bytes, part.shared_bytes);
             let cache_bytes = match line_lifetime_ns {
-                Some(_) => shared_pool_bytes.map_or(part.shared_bytes as f64, |pool| pool.value),
-                None => fit.cache_bytes,
+                Some(_) if is_pooled => {
+                    shared_pool_bytes.map_or(part.shared_bytes as f64, |pool| pool.value)
+                }
+                _ => fit.cache_bytes,
             };
             measure_insertion(&mut sampler, &part, &latencies, cache_bytes, cpu)?
         }
@@ -934,6 +937,14 @@ fn stream_together(
     }
     let complete_sums = sums.into_iter().filter(|sum| sum.is_finite()).collect();
     Ok(at_quantile(complete_sums, MEDIAN))
+}
+
+/// Share of the shown cache below which the owned part says that other systems decide what stays in it.
+const OWNED_BY_OTHERS_SHARE: f64 = 0.5;
+
+/// Whether other systems fill a shared cache of which this one owns a part.
+pub fn is_filled_by_others(owned_bytes: f64, shown_bytes: u64) -> bool {
+    owned_bytes < OWNED_BY_OTHERS_SHARE * shown_bytes as f64
 }
 
 /// Rounds of streams over parts of the shared cache.

@@ -11,7 +11,7 @@ use cachemate_core::{Ability, IndexSet};
 
 use super::{CapabilityCheck, MissingFacility, build_check};
 use crate::act::resctrl::{
-    BandwidthResource, IoAlloc, MonitorGroup, Resctrl, ResctrlUnavailable, Schemata,
+    IoAlloc, MEMORY_BANDWIDTH, MonitorGroup, Resctrl, ResctrlUnavailable, Schemata,
     describe_holders, groups, list_monitor_groups, missing_traffic,
 };
 use crate::kernel::Kernel;
@@ -285,9 +285,14 @@ pub(super) fn check_bandwidth(resctrl: &FoundResctrl) -> CapabilityCheck {
         "limits of memory bandwidth (resctrl, MB)",
         &[Ability::Bandwidth],
         resctrl,
-        "a program that fills the path to memory gets fewer CPUs instead",
+        "a program that fills the path to memory is not limited, or gets fewer CPUs with bandwidth = \"limits-or-cpus\"",
         |resctrl| {
-            let Some(memory) = resctrl.memory_bandwidth() else {
+            let Some(memory) = resctrl
+                .bandwidth
+                .get(MEMORY_BANDWIDTH)
+                .cloned()
+                .transpose()?
+            else {
                 return Err(MissingFacility::absent(
                     format!("{}: no bandwidth can be limited", resctrl.mount.display()),
                     Some("a processor with Intel MBA, AMD QoS or Arm MPAM"),
@@ -309,15 +314,12 @@ pub(super) fn check_slow_bandwidth(resctrl: &FoundResctrl) -> CapabilityCheck {
         &[],
         resctrl,
         "traffic to CXL memory is not limited apart",
-        |resctrl| {
-            let is_slow = |resource: &&BandwidthResource| resource.name == "SMBA";
-            match resctrl.bandwidth.iter().find(is_slow) {
-                Some(resource) => Ok(format!("{}; read and left as it is", resource.describe())),
-                None => Err(MissingFacility::absent(
-                    format!("{}: no SMBA", resctrl.mount.display()),
-                    Some("an AMD processor with slow memory bandwidth allocation"),
-                )),
-            }
+        |resctrl| match resctrl.bandwidth.get("SMBA").cloned().transpose()? {
+            Some(resource) => Ok(format!("{}; read and left as it is", resource.describe())),
+            None => Err(MissingFacility::absent(
+                format!("{}: no SMBA", resctrl.mount.display()),
+                Some("an AMD processor with slow memory bandwidth allocation"),
+            )),
         },
     )
 }

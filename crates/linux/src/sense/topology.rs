@@ -27,6 +27,19 @@ pub struct HostTopology {
     pub warnings: Vec<String>,
 }
 
+impl HostTopology {
+    /// The cache of a level that the kernel numbers so; `None` if the topology does not know it.
+    pub fn cache_of_domain(&self, level: CacheLevel, domain: u32) -> Option<CacheId> {
+        let ids = &self.kernel_cache_ids;
+        let mut caches = self.topology.caches.iter();
+        let is_match = |cache: &&Cache| {
+            let id = ids.get(cache.id.0 as usize).copied().flatten();
+            cache.level == level && id == Some(domain)
+        };
+        caches.find(is_match).map(|cache| cache.id)
+    }
+}
+
 /// A file that cannot be read or understood.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{file}: found {found}, expected {expected}")]

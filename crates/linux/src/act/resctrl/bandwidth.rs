@@ -13,9 +13,8 @@ use std::path::Path;
 
 use cachemate_core::{BandwidthSupport, BandwidthUnit, CacheId, CacheLevel};
 
-use super::info::{find_cache, read_number};
 use super::masks::Schemata;
-use super::mount::{ResctrlUnavailable, has_mount_option, unavailable};
+use super::mount::{ResctrlUnavailable, has_mount_option, read_number, unavailable};
 use crate::kernel::Kernel;
 use crate::sense::topology::HostTopology;
 
@@ -78,7 +77,7 @@ pub(super) fn read_bandwidth(
             },
             domains: levels
                 .keys()
-                .filter_map(|&domain| Some((domain, find_cache(host, CacheLevel::L3, domain)?)))
+                .filter_map(|&domain| Some((domain, host.cache_of_domain(CacheLevel::L3, domain)?)))
                 .collect(),
             limits_whole_cores: throttle_mode.trim() == "max",
         })

@@ -21,7 +21,7 @@ use super::bandwidth::{BandwidthResource, read_bandwidth};
 use super::groups;
 use super::masks::{MEMORY_BANDWIDTH, Schemata, parse_domain_list, parse_mask, resource_level};
 use super::monitors::{CounterAssignment, read_counter_assignment};
-use super::mount::{ResctrlUnavailable, mount_point, unavailable};
+use super::mount::{ResctrlUnavailable, mount_point, read_number, unavailable};
 use crate::kernel::{Kernel, none_if_missing};
 use crate::sense::topology::HostTopology;
 
@@ -131,7 +131,7 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
         let (io_alloc, io_ways) = read_io_alloc(kernel, &dir);
         has_io_class |= io_alloc == IoAlloc::Enabled;
         for &domain in domains.keys() {
-            let Some(cache) = find_cache(host, level, domain) else {
+            let Some(cache) = host.cache_of_domain(level, domain) else {
                 continue;
             };
             if caches
@@ -275,7 +275,7 @@ fn monitored_domains(
         .iter()
         .filter_map(|name| name.strip_prefix("mon_L3_")?.parse().ok());
     domains
-        .filter_map(|domain: u32| Some((domain, find_cache(host, CacheLevel::L3, domain)?)))
+        .filter_map(|domain: u32| Some((domain, host.cache_of_domain(CacheLevel::L3, domain)?)))
         .collect()
 }
 
@@ -311,30 +311,10 @@ fn package_caches(
         .collect()
 }
 
-pub(super) fn find_cache(host: &HostTopology, level: CacheLevel, domain: u32) -> Option<CacheId> {
-    let is_match = |cache: &&cachemate_core::Cache| {
-        let id = host
-            .kernel_cache_ids
-            .get(cache.id.0 as usize)
-            .copied()
-            .flatten();
-        cache.level == level && id == Some(domain)
-    };
-    host.topology
-        .caches
-        .iter()
-        .find(is_match)
-        .map(|cache| cache.id)
-}
-
 /// The lines of a file; none if it is missing.
 fn read_lines(kernel: &dyn Kernel, path: &Path) -> Vec<String> {
     let text = kernel.read(path).unwrap_or_default();
     text.lines().map(|line| line.trim().to_string()).collect()
-}
-
-pub(super) fn read_number(kernel: &dyn Kernel, path: &Path) -> Option<u32> {
-    kernel.read(path).ok()?.trim().parse().ok()
 }
 
 fn read_mask(kernel: &dyn Kernel, path: &Path) -> Option<IndexSet> {

@@ -4,6 +4,11 @@ use std::path::{Path, PathBuf};
 
 use crate::kernel::Kernel;
 
+/// The number in a file of the mount; `None` if it has none.
+pub(super) fn read_number(kernel: &dyn Kernel, path: &Path) -> Option<u32> {
+    kernel.read(path).ok()?.trim().parse().ok()
+}
+
 /// The mount point of the whole file system (a bind mount may show one group only); writable mounts are preferred.
 pub(crate) fn mount_point(kernel: &dyn Kernel) -> Result<PathBuf, ResctrlUnavailable> {
     let mounts = kernel

@@ -253,23 +253,25 @@ fn check_bandwidth(
             if !members.insert((member, limit.cache)) {
                 return invalid_limit(format!("found {member:?} in two limits"));
             }
-            match member {
-                ShareMember::Task(task) if !tasks.contains_key(&task) => {
-                    return Err(PlanError::UnknownTask(task));
-                }
-                ShareMember::Process(process)
-                    if tasks.values().all(|task| task.process != process) =>
-                {
-                    return invalid_limit(format!(
-                        "process {} has no task in this window",
-                        process.0
-                    ));
-                }
-                _ => {}
-            }
+            check_member(member, tasks, invalid_limit)?;
         }
     }
     Ok(())
+}
+
+/// Checks that a member is here in this window; `invalid` is the error of a process that is not.
+fn check_member(
+    member: ShareMember,
+    tasks: &BTreeMap<TaskId, &TaskSample>,
+    invalid: impl Fn(String) -> Result<(), PlanError>,
+) -> Result<(), PlanError> {
+    match member {
+        ShareMember::Task(task) if !tasks.contains_key(&task) => Err(PlanError::UnknownTask(task)),
+        ShareMember::Process(process) if tasks.values().all(|task| task.process != process) => {
+            invalid(format!("process {} has no task in this window", process.0))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn check_share(
@@ -278,18 +280,11 @@ fn check_share(
     tasks: &BTreeMap<TaskId, &TaskSample>,
 ) -> Result<(), PlanError> {
     let invalid_share = |cause: String| Err(PlanError::InvalidShare(share.cache, cause));
-    for member in &share.members {
-        match *member {
-            ShareMember::Task(task) if !tasks.contains_key(&task) => {
-                return Err(PlanError::UnknownTask(task));
-            }
-            ShareMember::Process(process) if tasks.values().all(|task| task.process != process) => {
-                return invalid_share(format!("process {} has no task in this window", process.0));
-            }
-            ShareMember::Task(_) if matches!(share.units, Units::Colors { .. }) => {
-                return invalid_share("colors belong to processes, not tasks".to_string());
-            }
-            _ => {}
+    let has_colors = matches!(share.units, Units::Colors { .. });
+    for &member in &share.members {
+        check_member(member, tasks, invalid_share)?;
+        if has_colors && matches!(member, ShareMember::Task(_)) {
+            return invalid_share("colors belong to processes, not tasks".to_string());
         }
     }
     for partition in capabilities.partitions_of(share.cache) {

@@ -64,6 +64,14 @@ pub enum ShareMember {
     Task(TaskId),
 }
 
+impl ShareMember {
+    /// Whether one of these members is the task or its process.
+    pub fn name_task(members: &[ShareMember], task: TaskId, process: ProcessId) -> bool {
+        members.contains(&ShareMember::Task(task))
+            || members.contains(&ShareMember::Process(process))
+    }
+}
+
 /// Parts of a cache, counted in the units of its [`PartitionSupport`](crate::PartitionSupport).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Units {

@@ -119,17 +119,23 @@ pub fn forecast_alone(
 /// A program alone, by draw and by state of the neighbors; without neighbors it has the speed of its profile.
 type AloneRuns = Vec<Vec<RunRates>>;
 
+/// Solves a program alone as it is drawn at `index` of a group.
 fn alone_runs(
     states: &[MachineSpec],
     program: &TimedProgram,
     cpu: u32,
-    draws: &[usize],
+    index: usize,
+    draw_count: usize,
 ) -> ForecastResult<AloneRuns> {
     if !states.iter().any(is_pooled) {
         return Ok(Vec::new());
     }
-    let solve = |&draw: &usize| solve_alone(states, program, cpu, draw);
-    draws.iter().map(solve).collect()
+    // Of a known timing, all draws are the same.
+    if program.timed_draws.len() == 1 {
+        return Ok(vec![solve_alone(states, program, cpu, 0)?; draw_count]);
+    }
+    let solve = |draw| solve_alone(states, program, cpu, draw_of_member(draw, index));
+    (0..draw_count).map(solve).collect()
 }
 
 /// Forecasts programs on the whole machine, each on the CPU with its index in `cpus`. Programs on different caches slow each
@@ -148,15 +154,10 @@ pub fn forecast_placed(
         .iter()
         .zip(cpus)
         .enumerate()
-        .map(|(index, (program, &cpu))| {
-            let draws: Vec<usize> = (0..draw_count)
-                .map(|draw| draw_of_member(draw, index))
-                .collect();
-            alone_runs(&states, program, cpu, &draws)
-        })
+        .map(|(index, (program, &cpu))| alone_runs(&states, program, cpu, index, draw_count))
         .collect::<ForecastResult<_>>()?;
     let alone: Vec<&AloneRuns> = alone.iter().collect();
-    forecast_beside(machine, &states, programs, cpus, &alone)
+    forecast_beside(&states, programs, cpus, &alone)
 }
 
 fn draw_count_of(programs: &[&TimedProgram]) -> usize {
@@ -164,9 +165,8 @@ fn draw_count_of(programs: &[&TimedProgram]) -> usize {
     counts.max().unwrap_or(1)
 }
 
-/// Forecasts programs that run as `alone` says on their own.
+/// Forecasts programs that run as `alone` says on their own. The middle one of `states` is the machine as described.
 fn forecast_beside(
-    machine: &MachineSpec,
     states: &[MachineSpec],
     programs: &[&TimedProgram],
     cpus: &[u32],
@@ -180,6 +180,7 @@ fn forecast_beside(
         runs.push(states.iter().map(solve).collect::<ForecastResult<_>>()?);
     }
     let (middle_draw, middle_state) = (draw_count / 2, states.len() / 2);
+    let machine = &states[middle_state];
     let space_deviation = machine
         .last_level_cache()
         .map_or(0.0, set_means::space_deviation);
@@ -199,12 +200,12 @@ fn forecast_beside(
         };
         // What neighbors do changes within a run, so that a run takes the mean of the times in their states.
         let mean_slowdown = |draw: usize| match alone[index].get(draw) {
-            Some(alone) if states.len() > 1 => {
+            Some(alone) => {
                 let relative = |run: &RunRates| 1.0 + run[0];
                 let together: f64 = runs[draw].iter().map(|run| relative(&run[index])).sum();
                 (together / alone.iter().map(relative).sum::<f64>() - 1.0).max(0.0)
             }
-            _ => slowdown_of(draw, middle_state),
+            None => slowdown_of(draw, middle_state),
         };
         let mut slowdowns: Vec<f64> = (0..draw_count)
             .flat_map(|draw| (0..states.len()).map(move |state| (draw, state)))
@@ -281,12 +282,8 @@ pub fn forecast_pairs(
     let alone: Vec<[AloneRuns; 2]> = programs
         .iter()
         .map(|program| {
-            let runs_at = |index: usize| {
-                let draws: Vec<usize> = (0..draw_count)
-                    .map(|draw| draw_of_member(draw, index))
-                    .collect();
-                alone_runs(&states, program, cpus[index], &draws)
-            };
+            let runs_at =
+                |index: usize| alone_runs(&states, program, cpus[index], index, draw_count);
             let first = runs_at(0)?;
             let has_one_draw = program.timed_draws.len() == 1;
             let second = if has_one_draw {
@@ -303,7 +300,7 @@ pub fn forecast_pairs(
         for j in i..program_count {
             let pair = [programs[i], programs[j]];
             let own = [&alone[i][0], &alone[j][1]];
-            let pair_forecasts = forecast_beside(&machine, &states, &pair, &cpus, &own)?;
+            let pair_forecasts = forecast_beside(&states, &pair, &cpus, &own)?;
             rows[i][j] = pair_forecasts[0].slowdown;
             if i != j {
                 rows[j][i] = pair_forecasts[1].slowdown;

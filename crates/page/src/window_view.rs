@@ -236,10 +236,8 @@ pub fn member_tasks<'a>(
     tasks: &'a [TaskSample],
 ) -> impl Iterator<Item = TaskId> + use<'a> {
     let members = share.members.clone();
-    let is_member = move |task: &&TaskSample| {
-        members.contains(&ShareMember::Task(task.task))
-            || members.contains(&ShareMember::Process(task.process))
-    };
+    let is_member =
+        move |task: &&TaskSample| ShareMember::name_task(&members, task.task, task.process);
     tasks.iter().filter(is_member).map(|task| task.task)
 }
 

@@ -24,7 +24,9 @@ use cachemate_core::{
     ProbeKind, ProcessId, Reason, ShareMember, TaskId, TaskSample, VerificationOutcome, View,
     solo_cycles,
 };
-use cachemate_papers::partition::partitioned_cache::{CacheProcess, movable_processes};
+use cachemate_papers::partition::partitioned_cache::{
+    CacheProcess, movable_processes, processes_of,
+};
 use cachemate_papers::solo_speeds::{SoloSpeeds, promise_slack};
 use serde::Deserialize;
 
@@ -718,20 +720,7 @@ fn node_cpus(view: &View<'_>) -> BTreeMap<u32, CpuSet> {
 
 /// Live processes with a promise, also those that must not be moved.
 fn promised_processes<'a>(view: &'a View<'_>) -> Vec<CacheProcess<'a>> {
-    let mut processes: Vec<CacheProcess<'a>> = Vec::new();
-    for task in view.live_tasks() {
-        match processes
-            .iter_mut()
-            .find(|other| other.process == task.process)
-        {
-            Some(process) => process.tasks.push(task),
-            None => processes.push(CacheProcess {
-                process: task.process,
-                tasks: vec![task],
-                phase: Default::default(),
-            }),
-        }
-    }
+    let mut processes = processes_of(view.live_tasks());
     processes.retain(CacheProcess::is_promised);
     processes
 }

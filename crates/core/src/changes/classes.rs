@@ -53,8 +53,7 @@ impl ServiceClass {
 }
 
 fn is_member(members: &[ShareMember], task: &TaskState) -> bool {
-    members.contains(&ShareMember::Task(task.task))
-        || members.contains(&ShareMember::Process(task.process))
+    ShareMember::name_task(members, task.task, task.process)
 }
 
 /// The masks and limits of a task, each with its group.

@@ -463,12 +463,8 @@ impl IntervalMachine {
     fn active_bandwidth(&self) -> Vec<BandwidthLimit> {
         let with_level = |limit: &BandwidthLimit| {
             let is_member = |interval_task: &&IntervalTask| {
-                limit
-                    .members
-                    .contains(&ShareMember::Task(interval_task.task))
-                    || limit
-                        .members
-                        .contains(&ShareMember::Process(interval_task.process))
+                let (task, process) = (interval_task.task, interval_task.process);
+                ShareMember::name_task(&limit.members, task, process)
             };
             let class = self.live_tasks().find(is_member)?.class?;
             let level = *self.classes.get(&class)?.bandwidth.get(&limit.cache)?;
@@ -492,12 +488,7 @@ impl IntervalMachine {
             .position(|id| id == share.cache)
             .filter(|_| has_monitoring)?;
         let members = self.tasks.iter().filter(|interval_task| {
-            share
-                .members
-                .contains(&ShareMember::Task(interval_task.task))
-                || share
-                    .members
-                    .contains(&ShareMember::Process(interval_task.process))
+            ShareMember::name_task(&share.members, interval_task.task, interval_task.process)
         });
         Some(
             members

@@ -123,8 +123,13 @@ impl CacheProcess<'_> {
 
 /// Returns the processes with a thread that may be moved, in order of arrival, without their phases.
 pub fn movable_processes<'a>(view: &'a View<'a>) -> Vec<CacheProcess<'a>> {
+    processes_of(view.movable_tasks())
+}
+
+/// Returns the processes of these threads, in order of arrival, without their phases.
+pub fn processes_of<'a>(tasks: impl Iterator<Item = &'a TaskSample>) -> Vec<CacheProcess<'a>> {
     let mut processes: Vec<CacheProcess<'a>> = Vec::new();
-    for task in view.movable_tasks() {
+    for task in tasks {
         match processes
             .iter_mut()
             .find(|cache_process| cache_process.process == task.process)

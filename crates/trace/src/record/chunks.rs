@@ -132,8 +132,9 @@ impl ChunkDecoder {
             || head.records as usize * MIN_RECORD_BYTES > head.payload_bytes
         {
             let found = format!("{} records in {} bytes", head.records, head.payload_bytes);
-            let expected = "at most 4024 bytes, five or more a record";
-            return self.chunk_error(found, expected);
+            let expected =
+                format!("at most {MAX_PAYLOAD_BYTES} bytes, {MIN_RECORD_BYTES} or more a record");
+            return self.chunk_error(found, &expected);
         }
         Ok(head)
     }

@@ -149,8 +149,7 @@ impl SiteLayout {
             };
             let is_member = |index: &usize| {
                 let task = &problem.tasks[*index];
-                let is_named = share.members.contains(&ShareMember::Task(task.task))
-                    || share.members.contains(&ShareMember::Process(task.process));
+                let is_named = ShareMember::name_task(&share.members, task.task, task.process);
                 is_named && layout.site_by_task[*index] == Some(site)
             };
             let members = (0..problem.tasks.len()).filter(is_member).collect();

@@ -239,10 +239,8 @@ impl WayController {
             .iter()
             .filter(|task| !task.has_exited && !task.is_fixed)
         {
-            let has_task = |members: &[ShareMember]| {
-                members.contains(&ShareMember::Task(task.task))
-                    || members.contains(&ShareMember::Process(task.process))
-            };
+            let has_task =
+                |members: &[ShareMember]| ShareMember::name_task(members, task.task, task.process);
             let object = self.membership_object(task.pid, task.thread);
             let mut shares = plan.shares.iter();
             let share = shares.find(|share| {
@@ -403,16 +401,9 @@ impl WayController {
             .values()
             .filter(|group| !group.class.shares.is_empty())
         {
-            let Ok(text) = kernel.read(&group.path.join("schemata")) else {
+            let Some((schemata, group_threads)) = read_group(kernel, &group.path) else {
                 continue;
             };
-            let Ok(schemata) = Schemata::parse(&text) else {
-                continue;
-            };
-            let group_threads: BTreeSet<i32> = groups::read_members(kernel, &group.path)
-                .unwrap_or_default()
-                .into_iter()
-                .collect();
             for share in shares
                 .iter()
                 .filter(|share| group.class.shares.contains(&(share.group, share.cache)))
@@ -459,23 +450,19 @@ impl WayController {
     ) -> Vec<BandwidthLimit> {
         let mut active_limits = Vec::new();
         let memory = self.resctrl.memory_bandwidth();
-        for (&domain, &cache) in memory.iter().flat_map(|resource| &resource.domains) {
-            for group in self.groups.values() {
+        let limited_groups = self.groups.values();
+        for group in limited_groups.filter(|group| !group.class.bandwidth_limits.is_empty()) {
+            let Some((schemata, group_threads)) = read_group(kernel, &group.path) else {
+                continue;
+            };
+            for (&domain, &cache) in memory.iter().flat_map(|resource| &resource.domains) {
+                let Some(level) = schemata.bandwidth_level(domain) else {
+                    continue;
+                };
                 let is_of_group = |limit: &&BandwidthLimit| {
                     let key = (limit.group, limit.cache);
                     limit.cache == cache && group.class.bandwidth_limits.contains(&key)
                 };
-                let text = kernel
-                    .read(&group.path.join("schemata"))
-                    .unwrap_or_default();
-                let schemata = Schemata::parse(&text).unwrap_or_default();
-                let Some(level) = schemata.bandwidth_level(domain) else {
-                    continue;
-                };
-                let group_threads: BTreeSet<i32> = groups::read_members(kernel, &group.path)
-                    .unwrap_or_default()
-                    .into_iter()
-                    .collect();
                 for limit in limits.iter().filter(is_of_group) {
                     let members =
                         members_in_group(&limit.members, &group.class, tasks, &group_threads);
@@ -752,6 +739,13 @@ impl WayController {
         }
         self.last_package_readings = current_readings;
     }
+}
+
+/// The schemata of a group and its threads; `None` if the schemata cannot be read.
+fn read_group(kernel: &dyn Kernel, path: &Path) -> Option<(Schemata, BTreeSet<i32>)> {
+    let schemata = Schemata::parse(&kernel.read(&path.join("schemata")).ok()?).ok()?;
+    let threads = groups::read_members(kernel, path).unwrap_or_default();
+    Some((schemata, threads.into_iter().collect()))
 }
 
 /// Those of the members that are in the group: single tasks, and processes with all their threads in the group.

@@ -35,6 +35,17 @@ impl LineBuffer {
     /// the value of the load before it, and every line is equally likely, so that the share of hits is the share of the
     /// lines that a cache holds.
     pub fn walk<const WALKS: usize>(&self, bytes: u64, steps: u64, seed: u64) {
+        self.spaced_walk::<WALKS, 0>(bytes, steps, seed);
+    }
+
+    /// Walks as [`Self::walk`], with `2 * PAIRS` other instructions behind each load, so that the loads of two chains overlap if the
+    /// core's window has room for what lies between them (Wong, Measuring reorder buffer capacity, 2013).
+    pub fn spaced_walk<const WALKS: usize, const PAIRS: usize>(
+        &self,
+        bytes: u64,
+        steps: u64,
+        seed: u64,
+    ) {
         let line_count = (bytes / 64).clamp(1, self.lines.len() as u64) as usize;
         let lines = &self.lines[..line_count];
         let mut states: [u64; WALKS] =
@@ -44,23 +55,9 @@ impl LineBuffer {
                 let next = state.wrapping_mul(MULTIPLIER).wrapping_add(INCREMENT);
                 let index = ((next >> 32) * lines.len() as u64) >> 32;
                 *state = next.wrapping_add(lines[index as usize].0[0]);
-            }
-        }
-        black_box(states);
-    }
-
-    /// Walks as [`Self::walk`] in two chains, with `2 * PAIRS` other instructions behind each load, so that the two loads overlap if the
-    /// core's window has room for what lies between them (Wong, Measuring reorder buffer capacity, 2013).
-    pub fn spaced_walk<const PAIRS: usize>(&self, bytes: u64, steps: u64, seed: u64) {
-        let line_count = (bytes / 64).clamp(1, self.lines.len() as u64) as usize;
-        let lines = &self.lines[..line_count];
-        let mut states = [seed + 1, seed + 2].map(|state| state.wrapping_mul(MULTIPLIER));
-        for _ in 0..steps {
-            for state in &mut states {
-                let next = state.wrapping_mul(MULTIPLIER).wrapping_add(INCREMENT);
-                let index = ((next >> 32) * lines.len() as u64) >> 32;
-                *state = next.wrapping_add(lines[index as usize].0[0]);
-                pass_instructions::<PAIRS>();
+                if PAIRS > 0 {
+                    pass_instructions::<PAIRS>();
+                }
             }
         }
         black_box(states);

@@ -242,20 +242,20 @@ const PARALLEL_WALKS: [(u32, WalkLoop); 10] = [
 
 /// Numbers of other instructions between the loads of two walks, with their loops.
 const SPACED_WALKS: [(u32, WalkLoop); 14] = [
-    (0, LineBuffer::spaced_walk::<0>),
-    (64, LineBuffer::spaced_walk::<32>),
-    (96, LineBuffer::spaced_walk::<48>),
-    (128, LineBuffer::spaced_walk::<64>),
-    (160, LineBuffer::spaced_walk::<80>),
-    (192, LineBuffer::spaced_walk::<96>),
-    (224, LineBuffer::spaced_walk::<112>),
-    (256, LineBuffer::spaced_walk::<128>),
-    (320, LineBuffer::spaced_walk::<160>),
-    (384, LineBuffer::spaced_walk::<192>),
-    (448, LineBuffer::spaced_walk::<224>),
-    (512, LineBuffer::spaced_walk::<256>),
-    (640, LineBuffer::spaced_walk::<320>),
-    (768, LineBuffer::spaced_walk::<384>),
+    (0, LineBuffer::spaced_walk::<2, 0>),
+    (64, LineBuffer::spaced_walk::<2, 32>),
+    (96, LineBuffer::spaced_walk::<2, 48>),
+    (128, LineBuffer::spaced_walk::<2, 64>),
+    (160, LineBuffer::spaced_walk::<2, 80>),
+    (192, LineBuffer::spaced_walk::<2, 96>),
+    (224, LineBuffer::spaced_walk::<2, 112>),
+    (256, LineBuffer::spaced_walk::<2, 128>),
+    (320, LineBuffer::spaced_walk::<2, 160>),
+    (384, LineBuffer::spaced_walk::<2, 192>),
+    (448, LineBuffer::spaced_walk::<2, 224>),
+    (512, LineBuffer::spaced_walk::<2, 256>),
+    (640, LineBuffer::spaced_walk::<2, 320>),
+    (768, LineBuffer::spaced_walk::<2, 384>),
 ];
 
 /// Runs loops in turns, and keeps the time that each took for a unit.
@@ -959,22 +959,19 @@ fn measure_pool(
 ) -> Result<Option<Estimate>, CalibrationError> {
     let memory_line_ns = sampler.time_of(TimedLoop::Read)?.value;
     let largest_bytes = part.shared_bytes.min(sampler.buffer.bytes() / 2) as f64;
-    let mut loops = Vec::new();
+    let mut sizes = Vec::new();
     let mut bytes = 2.0 * part.private_bytes() as f64;
     // What takes longer than a lifetime misses in any case.
     while bytes <= largest_bytes && bytes / 64.0 * memory_line_ns < 2.0 * lifetime_ns.value {
-        loops.push(TimedLoop::Reread {
-            bytes: bytes as u64 / 4096 * 4096,
-        });
+        sizes.push(bytes as u64 / 4096 * 4096);
         bytes *= SIZE_RATIO;
     }
+    let reread = |&bytes: &u64| TimedLoop::Reread { bytes };
+    let loops: Vec<TimedLoop> = sizes.iter().map(reread).collect();
     sampler.sample_rounds(&loops, POOL_ROUNDS);
-    let times = loops.iter().map(|&timed_loop| {
-        let TimedLoop::Reread { bytes } = timed_loop else {
-            return Ok((0.0, Estimate::exact(memory_line_ns)));
-        };
-        Ok((bytes as f64, sampler.time_of(timed_loop)?))
-    });
+    let times = sizes
+        .iter()
+        .map(|bytes| Ok((*bytes as f64, sampler.time_of(reread(bytes))?)));
     let times = times.collect::<Result<Vec<(f64, Estimate)>, CalibrationError>>()?;
     let pool_at = |time_of: fn(&Estimate) -> f64, lifetime_ns: f64| {
         let points: Vec<(f64, f64)> = times

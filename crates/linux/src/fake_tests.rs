@@ -64,6 +64,9 @@ pub(crate) struct FakeHost {
 }
 
 impl FakeHost {
+    /// The id of this process on the made-up host, above those of the threads that tests add.
+    pub const OWN_PID: i32 = 1_000_000;
+
     /// A host with these single-threaded processes, which may run on CPUs 0 to 3.
     pub fn with_threads(tids: impl IntoIterator<Item = i32>) -> Self {
         let host = FakeHost::default();
@@ -232,6 +235,9 @@ fn not_found() -> io::Error {
 }
 
 impl Kernel for FakeHost {
+    fn own_pid(&self) -> i32 {
+        FakeHost::OWN_PID
+    }
     fn read(&self, path: &Path) -> io::Result<String> {
         if let Some(errno) = self.reads_fail.get() {
             return Err(io::Error::from_raw_os_error(errno));

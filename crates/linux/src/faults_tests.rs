@@ -551,12 +551,7 @@ fn users_machine(
     dir: &Path,
 ) -> (LiveMachine<FakeHost>, States, (std::path::PathBuf, String)) {
     // A thread of the fake host with this process's id.
-    let own_process = host.add_thread(
-        std::process::id() as i32,
-        std::process::id() as i32,
-        1,
-        "0-3",
-    );
+    let own_process = host.add_thread(FakeHost::OWN_PID, FakeHost::OWN_PID, 1, "0-3");
     let states_before = host_states(&host);
     let actuation_lock = Arc::new(crate::safety::actuation_lock::ActuationLock::below_root(
         &host, dir,

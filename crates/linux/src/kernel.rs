@@ -108,6 +108,11 @@ impl KeptFile {
 
 /// The calls that read and change a host. Errors are the kernel's own; callers add the name of the object.
 pub trait Kernel {
+    /// The id of this process on that host. A made-up host says one of its own: the tests' real id may be that of one
+    /// of its threads, which would then be taken for ourselves.
+    fn own_pid(&self) -> i32 {
+        std::process::id() as i32
+    }
     /// Reads the text of a small file below the root.
     fn read(&self, path: &Path) -> io::Result<String>;
     /// Opens a small file below the root to read it again and again. A file that is missing is an error of the reads.

@@ -174,7 +174,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     ) -> Self {
         bind_to_processes(&mut options.rules, &kernel);
         let now = Instant::now();
-        let pid = std::process::id() as i32;
+        let pid = kernel.own_pid();
         // If the start time cannot be read, only the names of our groups are less specific.
         let owner = kernel.stat(pid).map_or(
             ThreadKey {

@@ -75,6 +75,9 @@ impl<K> FaultyKernel<K> {
 }
 
 impl<K: Kernel> Kernel for FaultyKernel<K> {
+    fn own_pid(&self) -> i32 {
+        self.inner.own_pid()
+    }
     fn read(&self, path: &Path) -> io::Result<String> {
         self.next_call()?.read(path)
     }

@@ -103,10 +103,7 @@ impl ActuationLock {
             return Ok(None);
         }
         if is_root {
-            let own_key = kernel
-                .stat(std::process::id() as i32)
-                .map_err(io_error)?
-                .key;
+            let own_key = kernel.stat(kernel.own_pid()).map_err(io_error)?.key;
             actuation_lock.announcement = Some((
                 paths.root_announcement.clone(),
                 announce(&paths.root_announcement, own_key)?,
@@ -302,7 +299,7 @@ mod tests {
         let host = LinuxHost::new("/");
         let other_lock = ActuationLock::below_root(&host, dir.path());
         assert!(!other_lock.is_overruled(&host));
-        let own_key = host.stat(std::process::id() as i32).unwrap().key;
+        let own_key = host.stat(host.own_pid()).unwrap().key;
         let word = dir.path().join("root-acts");
         drop(announce(&word, own_key).unwrap());
         assert!(other_lock.is_overruled(&host));

@@ -246,10 +246,7 @@ impl PropertyReader<'_> {
 /// The service of this process itself.
 pub(crate) fn read_own_service(kernel: &dyn Kernel) -> Option<ServiceIdentity> {
     let cgroup_text = kernel
-        .read(&PathBuf::from(format!(
-            "/proc/{}/cgroup",
-            std::process::id()
-        )))
+        .read(&PathBuf::from(format!("/proc/{}/cgroup", kernel.own_pid())))
         .ok()?;
     service_of_cgroups(&cgroup_text).map(|service| service.identity)
 }

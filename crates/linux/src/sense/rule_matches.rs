@@ -46,7 +46,7 @@ pub fn find_rule_matches(
     for pid in kernel
         .processes()?
         .into_iter()
-        .filter(|&pid| pid != std::process::id() as i32)
+        .filter(|&pid| pid != kernel.own_pid())
     {
         let Some(stat) = none_if_missing(kernel.stat(pid))? else {
             continue;

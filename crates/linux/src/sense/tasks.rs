@@ -359,7 +359,7 @@ impl TaskTable {
                 self.rematch(&reader, pid);
             }
         }
-        let excluded_pids = [Some(std::process::id() as i32), self.guardian];
+        let excluded_pids = [Some(kernel.own_pid()), self.guardian];
         for pid in self.births.unread_pids() {
             let ran_ns = kernel.run_time_ns(pid).ok();
             if self.has_hardly_run(ran_ns) && self.births.defer(pid) {

@@ -108,7 +108,7 @@ fn threads_carry_their_process_user() {
 fn the_guardian_is_never_managed() {
     let host = FakeHost::default();
     host.add_thread(5, 5, 1, "0");
-    host.add_thread(6, 6, std::process::id() as i32, "0");
+    host.add_thread(6, 6, FakeHost::OWN_PID, "0");
     let mut tasks = TaskTable::default();
     tasks.set_guardian(Some(6));
     tasks.refresh(&host, &everything(), 0).unwrap();

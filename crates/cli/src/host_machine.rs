@@ -11,7 +11,7 @@ use cachemate_core::{Cpu, MachineSpec, Topology};
 use cachemate_daemon::colored_program::available_bytes;
 use cachemate_daemon::loss_history::unix_time_s;
 use cachemate_daemon::paths;
-use cachemate_linux::sense::calibration::{HostCalibration, measure_host};
+use cachemate_linux::sense::calibration::{HostCalibration, SharingCheck, measure_host};
 
 use crate::commands::topology::as_machine::{HostFacts, build_machine};
 use crate::session::Session;
@@ -57,6 +57,20 @@ fn read_topology(session: &Session) -> anyhow::Result<Topology> {
 
 /// Returns the stored calibration of this host, or measures it; `None` if it cannot be measured.
 pub fn find_or_measure(session: &Session, topology: &Topology) -> Option<HostCalibration> {
+    let calibration = stored_or_measured(session, topology)?;
+    wrong_lists(&calibration).for_each(|text| session.warn(&text));
+    Some(calibration)
+}
+
+/// What the kernel says of shared caches and a calibration contradicts.
+pub fn wrong_lists(calibration: &HostCalibration) -> impl Iterator<Item = String> {
+    calibration
+        .sharing
+        .iter()
+        .filter_map(SharingCheck::contradiction)
+}
+
+fn stored_or_measured(session: &Session, topology: &Topology) -> Option<HostCalibration> {
     let identity = HostIdentity::read();
     match identity.read_stored() {
         Ok(Some(calibration)) => return Some(calibration),

@@ -72,6 +72,10 @@ fn not_found() -> io::Error {
 }
 
 impl Kernel for InputHost {
+    /// No process of an input is taken for ourselves, so that an input means the same in every run.
+    fn own_pid(&self) -> i32 {
+        i32::MAX
+    }
     fn read(&self, path: &Path) -> io::Result<String> {
         self.files.borrow().get(path).cloned().ok_or_else(not_found)
     }

@@ -4,14 +4,17 @@
 //! through memory slows a service down there, whatever its share of the cache, and no model here forecasts by how much.
 //! Method, a fixed rule without a model: while a promise is missed on a memory node, the program without a promise that
 //! moves most bytes there is halved, and halved again, until the promise is met; then it gets back one step after the
-//! other. A step with which the promise is missed is undone, and is not tried again for some time, which doubles with each
-//! failure. If limits down to the smallest do not bring the service a fiftieth nearer to its promise, they are not the
+//! other. A step with which the promise is missed is undone. It is not tried again for some time, which doubles with each
+//! failure, and not before the service has saved what a trial costs it, so that it keeps its promise in the mean, trials
+//! included. If limits down to the smallest do not bring the service a fiftieth nearer to its promise, they are not the
 //! remedy: all are released for a while. Where the machine limits no bandwidth, the same rule counts CPUs: a program
 //! that may run on half as many requests half as much, and programs with one thread share the last CPU of their cache.
 //!
 //! For example, a service may be 10 % slower than alone and is 35 % slower beside a stream. With 50 % the stream costs it
 //! 18 %, with 30 % of its requests 8 %. After three calm windows the stream gets 40 %, with which the service is 13 %
-//! slower, so it goes back to 30 %, and 40 % is not tried again for 30 windows.
+//! slower, so it goes back to 30 %, and 40 % is not tried again for 30 windows. Where the stream loses one of its two CPUs
+//! instead and the service is 4 % slower with one and 79 % with both, four windows of a trial cost it as much as fifty of
+//! the others save, and the second CPU waits for twice as many.
 //!
 //! Properties: pure; a promise whose state is not measured changes nothing; programs with a promise are never limited;
 //! when the last promise has ended, nothing is limited. Limits of bandwidth are judged by this rule alone, because it
@@ -44,6 +47,8 @@ const MIN_HELP: f64 = 0.02;
 const STEP_DIVISOR: u32 = 8;
 /// Windows in a row that do not count because of probes.
 const MAX_DISTURBED_WINDOWS: u32 = 5;
+/// Windows in which a step back that fails costs the service: until it shows, and until it is undone.
+const TRIAL_WINDOWS: u32 = SETTLING_WINDOWS + MISSED_WINDOWS + SETTLING_WINDOWS;
 /// Share of the largest traffic below which a program is no aggressor.
 const MIN_TRAFFIC_SHARE: f64 = 0.05;
 
@@ -161,10 +166,12 @@ struct FailedLevel {
     retry_window: u64,
     /// Windows from the failure to the retry.
     windows: u64,
+    /// Slack that a trial of it costs.
+    cost: f64,
 }
 
 impl Throttle {
-    fn record_failure(&mut self, window: u64) {
+    fn record_failure(&mut self, window: u64, mean_slack: f64) {
         let before = self.failure.filter(|failure| failure.level <= self.level);
         let windows = before.map_or(RETRY_WINDOWS.0, |failure| {
             (2 * failure.windows).min(RETRY_WINDOWS.1)
@@ -173,12 +180,14 @@ impl Throttle {
             level: self.level,
             retry_window: window + windows,
             windows,
+            cost: -mean_slack * f64::from(TRIAL_WINDOWS),
         });
     }
 
-    fn may_try(&self, level: u32, window: u64) -> bool {
-        self.failure
-            .is_none_or(|failure| level < failure.level || window >= failure.retry_window)
+    fn may_try(&self, level: u32, window: u64, saved_slack: f64) -> bool {
+        self.failure.is_none_or(|failure| {
+            level < failure.level || (window >= failure.retry_window && saved_slack >= failure.cost)
+        })
     }
 }
 
@@ -207,6 +216,8 @@ struct NodeThrottles {
     settling_windows: u32,
     slack_sum: f64,
     slack_windows: u32,
+    /// Slack of all windows since a level last failed, less what its trial cost.
+    saved_slack: f64,
     /// Slack before the first limit.
     unlimited_slack: f64,
     /// Nothing is limited, because limits did not help.
@@ -263,6 +274,7 @@ impl NodeThrottles {
 
     /// Observes a window with the slack of the promise that is missed most, and changes at most one limit.
     fn observe(&mut self, slack: f64, aggressors: &[Aggressor], window: u64) -> Option<RuleStep> {
+        self.saved_slack += slack;
         if self.settling_windows > 0 {
             self.settling_windows -= 1;
             return None;
@@ -303,7 +315,8 @@ impl NodeThrottles {
         window: u64,
     ) -> Option<RuleStep> {
         if let Some(throttle) = self.throttles.iter_mut().find(|t| t.raised_from.is_some()) {
-            throttle.record_failure(window);
+            throttle.record_failure(window, mean_slack);
+            self.saved_slack = mean_slack * f64::from(TRIAL_WINDOWS);
             throttle.level = throttle.raised_from.take().unwrap_or(throttle.level);
             return Some(RuleStep::Lowered(
                 throttle.aggressor.process,
@@ -352,7 +365,8 @@ impl NodeThrottles {
         };
         // A level that held until now is left by one step, and everything else is halved.
         let held_until_now = std::mem::take(&mut throttle.has_held);
-        throttle.record_failure(window);
+        throttle.record_failure(window, mean_slack);
+        self.saved_slack = mean_slack * f64::from(TRIAL_WINDOWS);
         let lever = throttle.aggressor.lever;
         let (process, level) = (throttle.aggressor.process, throttle.level);
         throttle.level = if held_until_now {
@@ -385,11 +399,10 @@ impl NodeThrottles {
             let next = throttle.aggressor.lever.step_up(throttle.level);
             next.min(throttle.aggressor.full_level)
         };
-        let throttle = self
-            .throttles
-            .iter_mut()
-            .rev()
-            .find(|throttle| throttle.may_try(next_level(throttle), window))?;
+        let throttle =
+            self.throttles.iter_mut().rev().find(|throttle| {
+                throttle.may_try(next_level(throttle), window, self.saved_slack)
+            })?;
         let level = next_level(throttle);
         throttle.raised_from = Some(throttle.level);
         throttle.level = level;

@@ -9,6 +9,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::args::JsonArg;
+use crate::host_machine::{self, wrong_lists};
 use crate::session::Session;
 use cachemate_daemon::host::{self, PROBE_LEVEL};
 use cachemate_daemon::status::describe_evidence_level;
@@ -56,7 +57,11 @@ impl Doctor {
             },
             online_cpus: host.topology.online().count() as usize,
             shared_last_level_caches: shared_count,
-            topology_warnings: host.warnings,
+            topology_warnings: host
+                .warnings
+                .into_iter()
+                .chain(host_machine::find_stored().iter().flat_map(wrong_lists))
+                .collect(),
             pressure: pressure::read(&LinuxHost::new("/")),
             kernel_cache_scheduling: sched_cache::read(&LinuxHost::new("/")),
             capability_survey: host.capability_survey,

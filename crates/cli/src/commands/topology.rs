@@ -55,7 +55,9 @@ impl TopologyArgs {
                 .unwrap_or("host");
             let facts = as_machine::HostFacts::read(root);
             let calibration = if self.measure {
-                Some(host_machine::measure_now(&topology)?)
+                let calibration = host_machine::measure_now(&topology)?;
+                host_machine::wrong_lists(&calibration).for_each(|text| session.warn(&text));
+                Some(calibration)
             } else {
                 host_machine::find_stored().filter(|_| self.root.is_none())
             };

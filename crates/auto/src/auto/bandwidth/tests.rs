@@ -167,6 +167,24 @@ fn noise_around_the_promise_moves_one_step() {
     );
 }
 
+/// If one CPU more costs the service far more than it saves in a window: does it keep its promise in the mean all the same,
+/// with trials of that CPU?
+#[test]
+fn trials_cost_no_more_than_what_was_saved() {
+    for cost in [0.1, 0.4, 0.9] {
+        let slack = |_, [first, second]: [u32; 2]| match first + second {
+            0..=5 => 0.03,
+            _ => -cost,
+        };
+        let (history, _) = run(2_000, Lever::Cpus, slack);
+        let (settled, levels) = (&history[50..], [0, 1].map(|index| history[49][index]));
+        let slack_sum: f64 = settled.iter().map(|levels| slack(0, *levels)).sum();
+        assert!(slack_sum >= 0.0, "{cost}: {slack_sum}");
+        let trials = settled.iter().any(|now| now[0] + now[1] > 5);
+        assert!(trials, "{cost}: {levels:?}");
+    }
+}
+
 /// Are levels halved, raised and lowered in steps that the machine has, and always changed?
 #[test]
 fn levels_move_in_the_steps_of_the_machine() {

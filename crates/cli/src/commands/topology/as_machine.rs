@@ -24,7 +24,7 @@ use cachemate_core::{
     MemorySchedulingSpec, MemorySpec, OsSpec, PageSpec, PmuSpec, PrefetcherSpec, ReplacementPolicy,
     SamplerModel, SetIndexing, Topology, WayPartitions, WritePolicy,
 };
-use cachemate_linux::sense::calibration::{HostCalibration, is_filled_by_others};
+use cachemate_linux::sense::calibration::{HostCalibration, SharingCheck, is_filled_by_others};
 use cachemate_locality::memory_queue::{LineSource, QueueStation};
 
 /// Largest factor by which the traffic of neighbors varies; the ends of what was measured are single samples.
@@ -404,6 +404,7 @@ impl KeySources {
                 "calibration of {} (Linux {}, {}), {} s after 1970, {state}",
                 host.host, host.kernel, host.processor, host.measured_at_s
             ));
+            lines.extend(host.sharing.iter().map(SharingCheck::describe));
         }
         lines
     }

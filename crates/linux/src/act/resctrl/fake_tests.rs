@@ -222,6 +222,9 @@ impl FakeCat {
 }
 
 impl Kernel for FakeCat {
+    fn own_pid(&self) -> i32 {
+        self.host.own_pid()
+    }
     fn read(&self, path: &Path) -> io::Result<String> {
         if path == Path::new(MOUNT).join("info/last_cmd_status") {
             return Ok(format!("{}\n", self.status.borrow()));

@@ -63,6 +63,24 @@ impl LineBuffer {
         black_box(states);
     }
 
+    /// Removes the first lines from all caches; false where no instruction does that.
+    #[cfg(target_arch = "x86_64")]
+    pub fn empty_caches(&self, bytes: u64) -> bool {
+        let line_count = (bytes as usize / 64).min(self.lines.len());
+        for line in &self.lines[..line_count] {
+            // SAFETY: SSE2 is part of x86-64, and flushing a line that we may read changes no value.
+            unsafe { std::arch::x86_64::_mm_clflush(std::ptr::from_ref(line).cast()) };
+        }
+        // SAFETY: SSE2, as above.
+        unsafe { std::arch::x86_64::_mm_mfence() };
+        true
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn empty_caches(&self, _: u64) -> bool {
+        false
+    }
+
     /// Loads lines a constant number apart, each address dependent on the load before it.
     pub fn stride(&self, stride_lines: usize, start: usize, steps: u64) -> usize {
         let mut index = start % self.lines.len();

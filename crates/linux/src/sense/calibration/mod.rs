@@ -34,6 +34,9 @@ use super::probes::pinned::{PinnedThread, thread_time_ns};
 
 mod analysis;
 mod kernels;
+mod sharing;
+
+pub use self::sharing::SharingCheck;
 
 /// Measured figures of a host; `None` means not measurable there.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -89,6 +92,8 @@ pub struct HostCalibration {
     pub line_lifetime_ns: Option<Estimate>,
     /// The same of the largest private cache: on a guest, another guest's thread may run on the same core.
     pub private_lifetime_ns: Option<Estimate>,
+    /// Whether CPUs share caches as the kernel says: two of the shared cache, and one of it with one of another cache.
+    pub sharing: Vec<SharingCheck>,
 }
 
 /// How calm a host was during its calibration.
@@ -636,6 +641,21 @@ pub fn measure_host(
         _ => None,
     };
     let private_lifetime_ns = measure_private_lifetime(&mut sampler, &part, &latencies);
+    let elsewhere = part
+        .package_cpus
+        .iter()
+        .find(|cpu| !part.cpus.contains(cpu));
+    let mut sharing = Vec::new();
+    for (other, is_told) in [(part.cpus.get(1), true), (elsewhere, false)] {
+        let Some(&other) = other else { continue };
+        let (bytes, cpus) = (part.private_bytes() / 2, [part.cpus[0], other]);
+        sharing.extend(sharing::measure_sharing(
+            &sampler.buffer,
+            bytes,
+            cpus,
+            is_told,
+        )?);
+    }
     let drift = [
         first_level_walk(&part),
         walk_over(part.private_bytes() / 2),
@@ -682,6 +702,7 @@ pub fn measure_host(
         stream_insertion,
         line_lifetime_ns,
         private_lifetime_ns,
+        sharing,
     })
 }
 

@@ -1,0 +1,191 @@
+//! Whether two CPUs share a cache, by lines that one of them has just read.
+//!
+//! Problem: a hypervisor tells its guest which CPUs share a cache, and some tell what is not so, for example one cache for
+//! all CPUs of a guest that runs on several, or one for each CPU; placement by such a list moves programs for nothing.
+//! A round trip of a line between two CPUs (ping-pong) does not decide it: on a guest it takes 278 ns between CPUs that do
+//! share a cache. Method: one CPU reads lines that are in no cache, and the other one then walks them; the latency is that
+//! of the shared cache, or that of memory and other packages. For example, a guest walks lines from memory at 120 ns each,
+//! and lines that its other CPU has read at 26 ns. Properties: half of a private cache and a few ms per round, so that
+//! neighbors evict little meanwhile; x86-64 only, because nothing else here empties caches.
+
+use std::io;
+use std::sync::Barrier;
+use std::time::Instant;
+
+use cachemate_core::{CpuId, Estimate};
+use serde::{Deserialize, Serialize};
+
+use super::kernels::LineBuffer;
+use super::{CalibrationError, LOWER_QUARTILE, at_quantile};
+use crate::sense::probes::pinned::PinnedThread;
+
+/// What a walk over lines that another CPU has read costs.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SharingCheck {
+    /// The CPU that walks, and the one that has read.
+    pub cpus: [u32; 2],
+    /// Whether the kernel says that they share the cache.
+    pub are_told_to_share: bool,
+    /// Time of a load of a line that the other CPU has read.
+    pub read_by_other_ns: Estimate,
+    /// Time of a load of a line that is in no cache.
+    pub uncached_ns: Estimate,
+}
+
+/// Shares of the latency of memory up to which a line is in the same cache, and from which on it is not.
+const SHARED_LATENCY: f64 = 0.5;
+const UNSHARED_LATENCY: f64 = 0.8;
+/// Rounds of both walks.
+const SHARING_ROUNDS: usize = 15;
+/// Steps of a walk, as a part of its lines, so that few are met twice.
+const WALKED_SHARE: u64 = 4;
+
+impl SharingCheck {
+    /// Whether the CPUs share a cache by these times; `None` if they lie between both.
+    pub fn do_share(&self) -> Option<bool> {
+        let share = self.read_by_other_ns.value / self.uncached_ns.value;
+        match share {
+            _ if share <= SHARED_LATENCY => Some(true),
+            _ if share >= UNSHARED_LATENCY => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Says what was measured, in one line.
+    pub fn describe(&self) -> String {
+        let [walking, reading] = self.cpus;
+        let found = match self.do_share() {
+            Some(true) => "they share a cache",
+            Some(false) => "they share none",
+            None => "which decides nothing",
+        };
+        format!(
+            "CPUs {walking} and {reading}: a line that one has read takes the other {:.0} ns, one from memory {:.0} ns: {found}",
+            self.read_by_other_ns.value, self.uncached_ns.value
+        )
+    }
+
+    /// Says what differs from what the kernel says; `None` if nothing does.
+    pub fn contradiction(&self) -> Option<String> {
+        let do_share = self.do_share()?;
+        if do_share == self.are_told_to_share {
+            return None;
+        }
+        let (told, found) = match self.are_told_to_share {
+            true => ("share a cache", "they do not"),
+            false => ("share no cache", "they do"),
+        };
+        let [walking, reading] = self.cpus;
+        Some(format!(
+            "the kernel says that CPUs {walking} and {reading} {told}, and by their times {found}: a line that CPU {reading} has \
+             read takes CPU {walking} {:.0} ns, one from memory {:.0} ns; the hypervisor's list (shared_cpu_list) is wrong, so \
+             do not place programs by it",
+            self.read_by_other_ns.value, self.uncached_ns.value
+        ))
+    }
+}
+
+/// Compares walks over the first `bytes` on this thread's CPU: of lines in no cache, and of lines that the other CPU has read.
+/// `None` where caches cannot be emptied.
+pub(super) fn measure_sharing(
+    buffer: &LineBuffer,
+    bytes: u64,
+    cpus: [CpuId; 2],
+    are_told_to_share: bool,
+) -> Result<Option<SharingCheck>, CalibrationError> {
+    let (turn, line_count) = (Barrier::new(2), bytes / 64);
+    let read_in_turns = || -> io::Result<()> {
+        let pinned = PinnedThread::new(cpus[1]);
+        for _ in 0..SHARING_ROUNDS {
+            turn.wait();
+            buffer.read_all(bytes, 0, line_count as usize);
+            turn.wait();
+        }
+        pinned.map(drop)
+    };
+    let timed_walk = |seed: u64| {
+        let (start, steps) = (Instant::now(), (line_count / WALKED_SHARE).max(1));
+        buffer.walk::<1>(bytes, steps, seed);
+        start.elapsed().as_nanos() as f64 / steps as f64
+    };
+    let (mut read_by_other, mut uncached) = (Vec::new(), Vec::new());
+    let mut can_empty = true;
+    let read_result = std::thread::scope(|scope| {
+        let reader = scope.spawn(read_in_turns);
+        for round in 0..SHARING_ROUNDS as u64 {
+            can_empty &= buffer.empty_caches(bytes);
+            uncached.push(timed_walk(2 * round + 1));
+            can_empty &= buffer.empty_caches(bytes);
+            turn.wait();
+            turn.wait();
+            read_by_other.push(timed_walk(2 * round + 2));
+        }
+        reader
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("the reading thread has ended")))
+    });
+    read_result.map_err(|error| CalibrationError::Pin(cpus[1].0, error))?;
+    let times =
+        at_quantile(read_by_other, LOWER_QUARTILE).zip(at_quantile(uncached, LOWER_QUARTILE));
+    Ok(times
+        .filter(|_| can_empty)
+        .map(|(read_by_other_ns, uncached_ns)| SharingCheck {
+            cpus: cpus.map(|cpu| cpu.0),
+            are_told_to_share,
+            read_by_other_ns,
+            uncached_ns,
+        }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does a time near memory's contradict a list that says "shared", a time near a cache's one that says "not", and a
+    /// time between neither?
+    #[test]
+    fn only_clear_times_contradict_the_kernels_list() {
+        let check = |are_told_to_share, read_by_other_ns| SharingCheck {
+            cpus: [0, 1],
+            are_told_to_share,
+            read_by_other_ns: Estimate::exact(read_by_other_ns),
+            uncached_ns: Estimate::exact(100.0),
+        };
+        for (is_told, ns, is_contradicted) in [
+            (true, 25.0, false),
+            (true, 65.0, false),
+            (true, 95.0, true),
+            (false, 25.0, true),
+            (false, 65.0, false),
+            (false, 130.0, false),
+        ] {
+            let contradiction = check(is_told, ns).contradiction();
+            assert_eq!(contradiction.is_some(), is_contradicted, "{is_told}, {ns}");
+        }
+        let text = check(true, 95.0).contradiction().unwrap();
+        assert!(
+            text.contains("CPUs 0 and 1 share a cache, and by their times they do not"),
+            "{text}"
+        );
+    }
+
+    /// Are a CPU's own lines, read a moment ago, never taken for lines of memory, nor their times for contradictions of a
+    /// list that says so?
+    #[test]
+    fn a_cpu_shares_a_cache_with_itself() {
+        let allowed = PinnedThread::new(CpuId(0));
+        let Ok(_pinned) = allowed else {
+            return crate::skip_test::report_unchecked("a walk on CPU 0", "it is not allowed here");
+        };
+        let buffer = LineBuffer::new(1 << 20);
+        let check = measure_sharing(&buffer, 128 << 10, [CpuId(0); 2], true).unwrap();
+        let Some(check) = check else {
+            return crate::skip_test::report_unchecked(
+                "a walk of uncached lines",
+                "not on this processor",
+            );
+        };
+        assert_ne!(check.do_share(), Some(false), "{check:?}");
+    }
+}

@@ -8,7 +8,8 @@
 //! failure, and not before the service has saved what a trial costs it, so that it keeps its promise in the mean, trials
 //! included. If limits down to the smallest do not bring the service a fiftieth nearer to its promise, they are not the
 //! remedy: all are released for a while. Where the machine limits no bandwidth, the same rule counts CPUs: a program
-//! that may run on half as many requests half as much, and programs with one thread share the last CPU of their cache.
+//! that may run on half as many requests half as much, and programs with one thread share a CPU. These CPUs are rather
+//! those of a cache in which no program with a promise runs, because the stream fills the cache that it runs in, too.
 //!
 //! For example, a service may be 10 % slower than alone and is 35 % slower beside a stream. With 50 % the stream costs it
 //! 18 %, with 30 % of its requests 8 %. After three calm windows the stream gets 40 %, with which the service is 13 %
@@ -657,7 +658,11 @@ impl BandwidthGuard {
                 }
                 Lever::Cpus => {
                     let online = view.topology.online_last_levels();
-                    let Some((_, cpus)) = online.into_iter().find(|(id, _)| *id == cache) else {
+                    let Some((_, cache_cpus)) = online.iter().find(|(id, _)| *id == cache) else {
+                        continue;
+                    };
+                    let mut nodes = node_cpus(view).into_values();
+                    let Some(cpus) = nodes.find(|cpus| cpus.intersects(cache_cpus)) else {
                         continue;
                     };
                     let narrowed = spare_cpus(view, &cpus, &old_cpus, throttle.level);
@@ -666,7 +671,7 @@ impl BandwidthGuard {
                         .filter(|task| task.process == process && !task.exited);
                     for task in tasks {
                         let before = plan.affinity.get(&task.task).cloned();
-                        // Another mechanism has sent the task to another cache.
+                        // Another mechanism has sent the task to another node.
                         if before.as_ref().is_some_and(|mask| !mask.intersects(&cpus)) {
                             continue;
                         }
@@ -704,8 +709,8 @@ fn is_disturbed(view: &View<'_>) -> bool {
         })
 }
 
-/// So many CPUs of a cache for limited programs: not those on which programs with a promise ran, rather those that limited
-/// programs have already, and the last ones.
+/// So many CPUs of a memory node for limited programs: not those on which programs with a promise ran, nor others of their
+/// caches, which would be filled; rather those that limited programs have already, and the last ones.
 fn spare_cpus(view: &View<'_>, cpus: &CpuSet, old_cpus: &CpuSet, count: u32) -> CpuSet {
     let is_promised = |task: &&TaskSample| task.goal.is_some_and(|goal| goal.is_promised());
     let times = view.live_tasks().filter(is_promised);
@@ -714,10 +719,19 @@ fn spare_cpus(view: &View<'_>, cpus: &CpuSet, old_cpus: &CpuSet, count: u32) -> 
         .filter(|(_, ns)| *ns * 10 > view.observation.span.elapsed_ns)
         .map(|(cpu, _)| cpu.0)
         .collect();
+    let caches = view.topology.online_last_levels();
+    let promised_caches = caches
+        .iter()
+        .filter(|(_, cpus)| cpus.intersects(&busy_cpus));
+    let promised_cpus: CpuSet = promised_caches.flat_map(|(_, cpus)| cpus.iter()).collect();
     let mut candidates: Vec<u32> = cpus.iter().collect();
     candidates.sort_by_key(|&cpu| {
-        let rank = (busy_cpus.contains(cpu), !old_cpus.contains(cpu));
-        (rank, std::cmp::Reverse(cpu))
+        let is_beside_promise = (busy_cpus.contains(cpu), promised_cpus.contains(cpu));
+        (
+            is_beside_promise,
+            !old_cpus.contains(cpu),
+            std::cmp::Reverse(cpu),
+        )
     });
     candidates.into_iter().take(count as usize).collect()
 }

@@ -94,8 +94,8 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// Returns whether a change of this cache is measured by the sum of speeds. Changes for a goal or for fairness may
-    /// cost speed.
+    /// Whether a change of this cache is measured by the sum of speeds. Changes for a goal or for fairness may cost
+    /// speed.
     fn confirms_changes_of(&self, domain: &PartitionedCache<'_>) -> bool {
         let compares_speeds = matches!(
             self.objective,
@@ -203,7 +203,7 @@ impl CacheSizing {
         None
     }
 
-    /// Returns the shares of one cache without a change: those in force, or those before an interrupted change.
+    /// The shares of one cache without a change: those in force, or those before an interrupted change.
     fn kept_shares(
         &self,
         view: &View<'_>,
@@ -226,7 +226,7 @@ impl CacheSizing {
         shares
     }
 
-    /// Returns new shares of the cache at this index, if there are better ones that the verifier does not exclude.
+    /// New shares of the cache at this index, if there are better ones that the verifier does not exclude.
     fn find_change(
         &mut self,
         view: &View<'_>,
@@ -301,7 +301,7 @@ impl CacheSizing {
         Some(ShareChange { shares, terms })
     }
 
-    /// Returns the trace requests for one cache.
+    /// The trace requests for one cache.
     fn request_traces(
         &mut self,
         view: &View<'_>,
@@ -369,7 +369,7 @@ fn build_claimant(
     })
 }
 
-/// Returns the group's id: the pool is group 0 of its cache, and every other group has the id of its first process.
+/// The group's id: the pool is group 0 of its cache, and every other group has the id of its first process.
 fn group_id(kind: PartitionKind, first_process: ProcessId) -> GroupId {
     GroupId(if kind == PartitionKind::Pool {
         0
@@ -474,7 +474,7 @@ struct SizingForecast<'a> {
 }
 
 impl SizingForecast<'_> {
-    /// Returns the performance under the present shares, with measured values as far as there are any.
+    /// The performance under the present shares, with measured values as far as there are any.
     fn current_performance(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
         let forecast = self.forecast_speeds_under(shares)?;
         let measured_or_forecast =
@@ -498,8 +498,8 @@ impl SizingForecast<'_> {
         )
     }
 
-    /// Returns the misses per thousand instructions and the cycles per instruction of each claimant under these shares,
-    /// if all run on this cache's CPUs. Tasks are renamed by order of arrival, so that ids never decide ties.
+    /// The misses per thousand instructions and the cycles per instruction of each claimant under these shares, if all
+    /// run on this cache's CPUs. Tasks are renamed by order of arrival, so that ids never decide ties.
     fn forecast_speeds_under(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
         let bytes = self.domain.cache.size_bytes?;
         let mut profiles = Profiles::new();
@@ -553,8 +553,8 @@ impl SizingForecast<'_> {
             .count()
     }
 
-    /// Returns the shares to adopt, with the forecast gain; an empty list means the whole cache. `None` if the present
-    /// shares stay.
+    /// The shares to adopt, with the forecast gain; an empty list means the whole cache. `None` if the present shares
+    /// stay.
     fn choose_shares(
         &self,
         parameters: &Parameters,
@@ -654,7 +654,7 @@ impl SizingForecast<'_> {
         Some((chosen_shares, relative_gain))
     }
 
-    /// Returns the terms on which a change is confirmed: the sum of speeds relative to those on the whole cache.
+    /// The terms on which a change is confirmed: the sum of speeds relative to those on the whole cache.
     fn terms(&self, parameters: &Parameters, gain: f64) -> ProposedChange {
         let weighted_speed = |(process, claimant): (&CacheProcess<'_>, &Claimant)| {
             let speed = self.speeds.measured_speed(process.process)?;
@@ -673,8 +673,7 @@ impl SizingForecast<'_> {
         }
     }
 
-    /// Returns the cost of copying pages into these shares, in nanoseconds; 0 if the units are ways or the frames are
-    /// unknown.
+    /// The cost of copying pages into these shares, in nanoseconds; 0 if the units are ways or the frames are unknown.
     fn copying_cost_ns(&self, shares: &[CacheShare]) -> f64 {
         let PartitionSupport::Colors {
             page_migration_ns: move_page_ns,
@@ -755,7 +754,7 @@ fn can_set_penalties(view: &View<'_>) -> bool {
     view.capabilities.has_ability(Ability::Penalties)
 }
 
-/// Returns penalties that keep the programs of one time-share group from running together, with all their threads.
+/// Penalties that keep the programs of one time-share group from running together, with all their threads.
 fn time_share_penalties(
     view: &View<'_>,
     domain: &PartitionedCache<'_>,

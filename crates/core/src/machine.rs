@@ -172,7 +172,7 @@ impl PartitionSupport {
             .collect()
     }
 
-    /// Returns the way to prefer: ways before colors, because ways need no copying. `None` without partitions.
+    /// The way to prefer: ways before colors, because ways need no copying. `None` without partitions.
     pub fn preferred<'a>(partitions: impl Iterator<Item = &'a Self>) -> Option<Self> {
         partitions.copied().reduce(|a, b| {
             if matches!(a, PartitionSupport::Ways { .. }) {
@@ -183,7 +183,7 @@ impl PartitionSupport {
         })
     }
 
-    /// Returns the number of colors; `None` for a partition by ways.
+    /// The number of colors; `None` for a partition by ways.
     pub fn colors(&self) -> Option<u32> {
         match *self {
             PartitionSupport::Colors { colors, .. } => Some(colors),
@@ -191,7 +191,7 @@ impl PartitionSupport {
         }
     }
 
-    /// Returns the maximum number of groups of ways; `None` for a partition by colors.
+    /// The maximum number of groups of ways; `None` for a partition by colors.
     pub fn way_groups(&self) -> Option<u32> {
         match *self {
             PartitionSupport::Colors { .. } => None,
@@ -199,7 +199,7 @@ impl PartitionSupport {
         }
     }
 
-    /// Returns the number of units of the whole cache.
+    /// The number of units of the whole cache.
     pub fn units(&self) -> u32 {
         match *self {
             PartitionSupport::Colors { colors: units, .. }
@@ -207,7 +207,7 @@ impl PartitionSupport {
         }
     }
 
-    /// Returns the minimum number of units of a group.
+    /// The minimum number of units of a group.
     pub fn min_units(&self) -> u32 {
         match *self {
             PartitionSupport::Colors { .. } => 1,
@@ -215,7 +215,7 @@ impl PartitionSupport {
         }
     }
 
-    /// Returns the maximum number of groups, besides the class of service of ungrouped processes.
+    /// The maximum number of groups, besides the class of service of ungrouped processes.
     pub fn max_shares(&self) -> u32 {
         self.way_groups().map_or(self.units(), |max_groups| {
             max_groups.saturating_sub(1).min(self.units())
@@ -363,7 +363,7 @@ pub struct Cache {
 }
 
 impl Topology {
-    /// Returns the online CPUs.
+    /// The online CPUs.
     pub fn online(&self) -> CpuSet {
         self.cpus
             .iter()
@@ -372,23 +372,23 @@ impl Topology {
             .collect()
     }
 
-    /// Returns the cache with this id.
+    /// The cache with this id.
     pub fn cache(&self, id: CacheId) -> Option<&Cache> {
         self.caches.iter().find(|cache| cache.id == id)
     }
 
-    /// Returns the last-level caches, in order of their ids.
+    /// The last-level caches, in order of their ids.
     pub fn last_level_caches(&self) -> impl Iterator<Item = &Cache> {
         self.caches.iter().filter(|cache| cache.last_level)
     }
 
-    /// Returns the level of the first last-level cache.
+    /// The level of the first last-level cache.
     pub fn last_level(&self) -> Option<CacheLevel> {
         self.last_level_caches().next().map(|cache| cache.level)
     }
 
-    /// Returns the factor by which an access from node `node_from` takes longer than one to its own memory, averaged
-    /// over these pages by node. `None` if the latency between the nodes or the location of the pages is unknown.
+    /// The factor by which an access from node `node_from` takes longer than one to its own memory, averaged over these
+    /// pages by node. `None` if the latency between the nodes or the location of the pages is unknown.
     pub fn memory_factor(&self, source_node: u32, pages_per_node: &[u64]) -> Option<f64> {
         let row = self.memory_latency.get(source_node as usize)?;
         let pages: u64 = pages_per_node.iter().sum();
@@ -404,7 +404,7 @@ impl Topology {
         (pages > 0).then(|| total_factor / pages as f64)
     }
 
-    /// Returns the last-level cache behind a CPU.
+    /// The last-level cache behind a CPU.
     pub fn last_level_cache_of(&self, cpu: CpuId) -> Option<&Cache> {
         self.last_level_caches()
             .find(|cache| cache.cpus.contains(cpu.0))
@@ -430,12 +430,12 @@ impl Topology {
 }
 
 impl Capabilities {
-    /// Returns whether the machine has this ability.
+    /// Whether the machine has this ability.
     pub fn has_ability(&self, ability: Ability) -> bool {
         matches!(self.abilities.get(&ability), Some(Support::Yes { .. }))
     }
 
-    /// Returns the ways in which a cache can be partitioned; empty if there is none.
+    /// The ways in which a cache can be partitioned; empty if there is none.
     pub fn partitions_of(&self, cache: CacheId) -> impl Iterator<Item = &PartitionSupport> {
         self.partitions
             .iter()
@@ -443,13 +443,13 @@ impl Capabilities {
             .map(|(_, partition)| partition)
     }
 
-    /// Returns the limits on the traffic between memory and a cache; `None` if it cannot be limited.
+    /// The limits on the traffic between memory and a cache; `None` if it cannot be limited.
     pub fn bandwidth_of(&self, cache: CacheId) -> Option<&BandwidthSupport> {
         let mut limits = self.bandwidth.iter();
         limits.find(|(id, _)| *id == cache).map(|(_, limit)| limit)
     }
 
-    /// Returns the number of page colors of a cache; `None` if pages cannot be placed by color.
+    /// The number of page colors of a cache; `None` if pages cannot be placed by color.
     pub fn colors_of(&self, cache: CacheId) -> Option<u32> {
         self.partitions_of(cache).find_map(PartitionSupport::colors)
     }
@@ -462,9 +462,9 @@ pub struct MachineError(pub String);
 
 /// A machine on which tasks run: a host, a simulated machine or a recording.
 pub trait Machine {
-    /// Returns the CPUs and caches. The set of online CPUs may change between windows.
+    /// The CPUs and caches. The set of online CPUs may change between windows.
     fn topology(&self) -> &Topology;
-    /// Returns the abilities of this machine.
+    /// The abilities of this machine.
     fn capabilities(&self) -> &Capabilities;
     /// Runs or waits for one window; `None` if the run has ended.
     fn observe(&mut self) -> Result<Option<Observation>, MachineError>;

@@ -110,12 +110,12 @@ pub struct CoreSamples {
 }
 
 impl CoreSamples {
-    /// Returns whether nothing is known.
+    /// Whether nothing is known.
     pub fn is_empty(&self) -> bool {
         self.stretches.is_empty() && self.branch_loads.is_empty()
     }
 
-    /// Returns the share of an instruction's loads for which a mispredicted branch waits; 0 if none was seen.
+    /// The share of an instruction's loads for which a mispredicted branch waits; 0 if none was seen.
     pub fn waited_share(&self, site: NonZeroU16) -> f64 {
         let found = self
             .branch_loads

@@ -147,7 +147,7 @@ fn draw_weighted_index(weights: &[f64], random: &mut SplitMix64) -> u16 {
 }
 
 impl FleetService {
-    /// Returns the load of each thread at this hour, in eighths of a CPU; at least 1.
+    /// The load of each thread at this hour, in eighths of a CPU; at least 1.
     pub fn load_level(&self, hour: f64) -> u8 {
         let phase = core::f64::consts::TAU * (hour - self.peak_hour) / 24.0;
         let busy_share =

@@ -109,7 +109,7 @@ pub fn run_cell(
     Some(cell.outcome)
 }
 
-/// Returns the hosts with the services that run at the start, at the loads of this hour of the day.
+/// The hosts with the services that run at the start, at the loads of this hour of the day.
 pub fn initial_hosts(
     setup: &CellSetup<'_>,
     instances: &[ServiceInstance],
@@ -330,8 +330,7 @@ impl<'a> FleetCell<'a> {
         }
     }
 
-    /// Returns whether a service may move to this host. Under the `forecast` policy, the move must break no limit
-    /// there.
+    /// Whether a service may move to this host. Under the `forecast` policy, the move must break no limit there.
     fn is_move_worthwhile(&self, kind: u16, load: u8, host: usize) -> bool {
         if self.setup.policy != PlacementPolicy::Forecast {
             return true;

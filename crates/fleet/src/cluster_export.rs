@@ -109,7 +109,7 @@ pub struct PodResources {
     pub requests: BTreeMap<String, String>,
 }
 
-/// Returns the annotation `name` of a pod or, if the pod has none, its label of that name.
+/// The annotation `name` of a pod or, if the pod has none, its label of that name.
 pub fn annotation_or_label<'a>(metadata: &'a PodMetadata, name: &str) -> Option<&'a str> {
     metadata
         .annotations
@@ -140,7 +140,7 @@ pub fn parse_quantity(text: &str) -> Option<f64> {
     Some(number * scale).filter(|value| value.is_finite())
 }
 
-/// Returns the sum of the requests for one resource over the pod's containers.
+/// The sum of the requests for one resource over the pod's containers.
 ///
 /// # Errors
 /// A request is not a valid quantity.

@@ -111,65 +111,65 @@ impl CoRunSolver {
         })
     }
 
-    /// Returns the specification of a host.
+    /// The specification of a host.
     pub fn host(&self) -> &MachineSpec {
         &self.host
     }
 
-    /// Returns the profiles of the services, by index of their kind.
+    /// The profiles of the services, by index of their kind.
     pub fn profiles(&self) -> &[WorkloadProfile] {
         &self.profiles
     }
 
-    /// Returns the number of contended caches of a host.
+    /// The number of contended caches of a host.
     pub fn caches(&self) -> usize {
         self.host
             .last_level_cache()
             .map_or(0, |last| self.host.instance_count(last) as usize)
     }
 
-    /// Returns the number of caches that share one memory node.
+    /// The number of caches that share one memory node.
     pub fn caches_per_node(&self) -> usize {
         self.caches() / self.host.memory.nodes as usize
     }
 
-    /// Returns the number of CPUs that share one cache.
+    /// The number of CPUs that share one cache.
     pub fn cpus_per_cache(&self) -> u32 {
         self.host
             .last_level_cache()
             .map_or(0, |last| last.shared_by_cores * self.host.contexts_per_core)
     }
 
-    /// Returns the size of a line of the contended caches, in bytes.
+    /// The size of a line of the contended caches, in bytes.
     pub fn line_bytes(&self) -> f64 {
         self.line_bytes
     }
 
-    /// Returns the capacity of one cache, in bytes.
+    /// The capacity of one cache, in bytes.
     pub fn cache_bytes(&self) -> f64 {
         self.host
             .last_level_cache()
             .map_or(0.0, |last| last.size_bytes as f64)
     }
 
-    /// Returns the bandwidth that the caches of one memory node share, in bytes per cycle.
+    /// The bandwidth that the caches of one memory node share, in bytes per cycle.
     pub fn node_bytes_per_cycle(&self) -> f64 {
         self.host.memory.bytes_per_cycle
     }
 
-    /// Returns the number of ways of one cache.
+    /// The number of ways of one cache.
     pub fn ways(&self) -> u32 {
         self.ways
     }
 
-    /// Returns whether the cache can be partitioned by ways.
+    /// Whether the cache can be partitioned by ways.
     pub fn can_partition(&self) -> bool {
         self.host
             .last_level_cache()
             .is_some_and(|last| last.way_partitions.is_some())
     }
 
-    /// Returns the steady speeds of a cache's services, from the store if they were computed before.
+    /// The steady speeds of a cache's services, from the store if they were computed before.
     pub fn member_speeds(&self, key: &CoRunKey) -> CoRunSpeeds {
         if key.members.is_empty() {
             return Arc::new([]);
@@ -192,7 +192,7 @@ impl CoRunSolver {
         speeds
     }
 
-    /// Returns the cycles per instruction of a service that is alone on an idle host.
+    /// The cycles per instruction of a service that is alone on an idle host.
     pub fn solo_cycles_per_instr(&self, member: CoRunMember) -> f32 {
         let member = CoRunMember {
             is_confined: false,

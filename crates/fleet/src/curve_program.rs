@@ -35,7 +35,7 @@ pub struct CoreTiming {
 }
 
 impl CoreTiming {
-    /// Returns the times of a machine; `None` if it has no data cache.
+    /// The times of a machine; `None` if it has no data cache.
     pub fn new(machine: &MachineSpec) -> Option<Self> {
         let last_level = machine.last_level_cache()?;
         // A load visits the levels one after the other.

@@ -122,8 +122,7 @@ pub struct Extender {
 }
 
 impl ClusterKnowledge {
-    /// Returns the name and content of the pod's profile, which its annotation names or, without one, the image of a
-    /// container.
+    /// The name and content of the pod's profile, which its annotation names or, without one, the image of a container.
     pub fn profile_of(&self, pod: &ExportedPod) -> Option<(&str, &WorkloadProfile)> {
         let profile_named = |name: &str| {
             self.profiles
@@ -190,12 +189,12 @@ impl Extender {
         self.knowledge = knowledge;
     }
 
-    /// Returns the number of placements that no node has published yet.
+    /// The number of placements that no node has published yet.
     pub fn placements_in_flight(&self) -> usize {
         self.ledger.len()
     }
 
-    /// Returns the number of nodes whose state is recent enough for a forecast.
+    /// The number of nodes whose state is recent enough for a forecast.
     pub fn fresh_nodes(&self, now: f64) -> usize {
         self.nodes
             .iter()
@@ -325,7 +324,7 @@ impl Extender {
             .collect()
     }
 
-    /// Returns, for each node, the cache that the node would choose and the forecast there; `None` if unknown. Missing
+    /// For each node, the cache that the node would choose and the forecast there; `None` if unknown. Missing
     /// forecasts are computed and stored.
     fn cache_forecasts<'n>(
         &mut self,
@@ -426,7 +425,7 @@ impl Extender {
     }
 }
 
-/// Returns the name of an image as container runtimes report it, with registry and tag: pods may leave out both.
+/// The name of an image as container runtimes report it, with registry and tag: pods may leave out both.
 pub fn full_image_name(image: &str) -> String {
     let has_registry = image
         .split_once('/')
@@ -443,12 +442,12 @@ pub fn full_image_name(image: &str) -> String {
     format!("{registry}{image}{}", if has_tag { "" } else { ":latest" })
 }
 
-/// Returns whether a state is recent. One whose time lies a minute in the future is treated like an old one.
+/// Whether a state is recent. One whose time lies a minute in the future is treated like an old one.
 fn is_fresh(published_at: f64, now: f64) -> bool {
     (now - published_at).abs() <= MAX_STATE_AGE_SECONDS
 }
 
-/// Returns the node names of a request.
+/// The node names of a request.
 ///
 /// # Errors
 /// The request names no nodes, or too many.

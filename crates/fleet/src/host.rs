@@ -164,7 +164,7 @@ impl FleetHost {
         }
     }
 
-    /// Returns the number of busy CPUs.
+    /// The number of busy CPUs.
     pub fn busy_cpus(&self) -> f64 {
         self.state.caches.iter().map(|cache| cache.busy_cpus).sum()
     }
@@ -494,7 +494,7 @@ impl FleetHost {
             .sum()
     }
 
-    /// Returns the solver's key of each cache.
+    /// The solver's key of each cache.
     pub fn corun_keys(&self, model: &HostModel<'_>) -> Vec<CoRunKey> {
         (0..self.residents.len())
             .map(|cache| self.corun_key(model, cache).0)

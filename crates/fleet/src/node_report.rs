@@ -83,7 +83,7 @@ pub struct CacheEvidence {
 }
 
 impl CacheEvidence {
-    /// Returns the state to be published, with the bandwidth that users of the cache have left.
+    /// The state to be published, with the bandwidth that users of the cache have left.
     pub fn state(&self, bandwidth_left_bytes_per_second: Option<f64>) -> CacheState {
         let fills = self.fill_bytes_per_second();
         let loss_at = |resident: &ResidentEvidence, share: f64| {
@@ -133,8 +133,8 @@ impl CacheEvidence {
         }
     }
 
-    /// Returns the fills of all users: the counted traffic, whose lines written back make it an upper bound, or else the
-    /// sum over the threads, if those with known fills use most of the busy CPUs.
+    /// The fills of all users: the counted traffic, whose lines written back make it an upper bound, or else the sum
+    /// over the threads, if those with known fills use most of the busy CPUs.
     fn fill_bytes_per_second(&self) -> Option<f64> {
         if self.memory_bytes_per_second.is_some() {
             return self.memory_bytes_per_second;
@@ -150,7 +150,7 @@ impl CacheEvidence {
         is_measured.then_some(fills)
     }
 
-    /// Returns the space of a resident: its share of the fills, or of the busy CPUs if these are unknown, and at most its
+    /// The space of a resident: its share of the fills, or of the busy CPUs if these are unknown, and at most its
     /// footprint.
     fn space_bytes(
         &self,
@@ -186,8 +186,8 @@ pub struct ThreadCounts<'a> {
     pub curve: &'a [(u64, Estimate)],
 }
 
-/// Returns the profile of a service with `threads` busy threads that all behave like the counted one, each with an equal
-/// part of the service's memory; `None` if the counts describe no possible program. References that no point of the curve
+/// The profile of a service with `threads` busy threads that all behave like the counted one, each with an equal part
+/// of the service's memory; `None` if the counts describe no possible program. References that no point of the curve
 /// shows are unknown, so the largest known rate of misses stands for them.
 pub fn measured_profile(counts: &ThreadCounts<'_>, threads: u32) -> Option<WorkloadProfile> {
     let rates = counts
@@ -216,7 +216,7 @@ pub fn measured_profile(counts: &ThreadCounts<'_>, threads: u32) -> Option<Workl
     profile.check().is_ok().then_some(profile)
 }
 
-/// Returns one minus the mean half width of the curve's intervals relative to its largest value.
+/// One minus the mean half width of the curve's intervals relative to its largest value.
 fn curve_certainty(curve: &[(u64, Estimate)]) -> f64 {
     let largest = curve
         .iter()

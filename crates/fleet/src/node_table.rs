@@ -63,7 +63,7 @@ impl NodeTable {
         has_same_nodes
     }
 
-    /// Returns the number of a node; `None` if it has not published a state.
+    /// The number of a node; `None` if it has not published a state.
     pub(crate) fn find_number(&self, name: &str) -> Option<usize> {
         let hash = name_hash(name);
         let first_position = self
@@ -93,7 +93,7 @@ impl NodeTable {
     }
 }
 
-/// Returns the FNV-1a hash of a node's name.
+/// The FNV-1a hash of a node's name.
 fn name_hash(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

@@ -60,12 +60,12 @@ impl SlowdownHistogram {
             .for_each(|(sum, count)| *sum += count);
     }
 
-    /// Returns the number of samples.
+    /// The number of samples.
     pub fn sample_count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Returns the smallest slowdown that this share of the samples does not exceed; `None` without samples.
+    /// The smallest slowdown that this share of the samples does not exceed; `None` without samples.
     pub fn percentile(&self, share: f64) -> Option<f64> {
         let samples = self.sample_count();
         let target_count = libm::ceil(share * samples as f64).max(1.0) as u64;
@@ -79,7 +79,7 @@ impl SlowdownHistogram {
             .map(|class| libm::round(class as f64) / 10.0)
     }
 
-    /// Returns the share of the samples that do not exceed a slowdown; `None` without samples.
+    /// The share of the samples that do not exceed a slowdown; `None` without samples.
     pub fn share_up_to(&self, percent: f64) -> Option<f64> {
         let class =
             libm::round(percent.max(0.0) / CLASS_PERCENT).min((CLASS_COUNT - 1) as f64) as usize;
@@ -125,7 +125,7 @@ impl CellOutcome {
         self.host_hours += other.host_hours;
     }
 
-    /// Returns the share of limits that are kept; `None` if no service has a limit.
+    /// The share of limits that are kept; `None` if no service has a limit.
     pub fn limit_kept_share(&self) -> Option<f64> {
         (self.limited_samples > 0).then(|| self.kept_samples as f64 / self.limited_samples as f64)
     }

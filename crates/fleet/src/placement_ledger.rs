@@ -81,7 +81,7 @@ impl PlacementLedger {
             .collect()
     }
 
-    /// Returns the node that the guess for a pod names.
+    /// The node that the guess for a pod names.
     pub(crate) fn node_of(&self, pod: &str) -> Option<&str> {
         self.guesses
             .get(self.number_by_pod.get(pod)?)
@@ -124,7 +124,7 @@ impl PlacementLedger {
         node_of_dropped_guess
     }
 
-    /// Returns the guesses for a node, except that of the pod itself.
+    /// The guesses for a node, except that of the pod itself.
     fn other_guesses<'a>(
         &'a self,
         node: &str,
@@ -136,14 +136,14 @@ impl PlacementLedger {
             .filter(move |guess| guess.pod != pod)
     }
 
-    /// Returns the busy CPUs of the placements in flight on a node, except those of the pod itself.
+    /// The busy CPUs of the placements in flight on a node, except those of the pod itself.
     pub(crate) fn busy_cpus(&self, node: &str, pod: &str) -> f64 {
         self.other_guesses(node, pod)
             .map(|guess| guess.busy_cpus)
             .sum()
     }
 
-    /// Returns a node's state with the placements in flight added, except that of the pod itself.
+    /// A node's state with the placements in flight added, except that of the pod itself.
     pub(crate) fn adjusted_state<'a>(
         &self,
         node: &str,

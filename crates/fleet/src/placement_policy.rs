@@ -19,13 +19,13 @@ pub enum PlacementPolicy {
 }
 
 impl PlacementPolicy {
-    /// Returns every policy, in the order in which reports list them.
+    /// Every policy, in the order in which reports list them.
     pub fn all() -> Vec<Self> {
         use PlacementPolicy::{BinPack, Forecast, Misses, Requests, Spread};
         vec![Requests, Spread, BinPack, Misses, Forecast]
     }
 
-    /// Returns the name of the policy in files and results.
+    /// The name of the policy in files and results.
     pub fn name(self) -> &'static str {
         match self {
             PlacementPolicy::Requests => "requests",
@@ -36,7 +36,7 @@ impl PlacementPolicy {
         }
     }
 
-    /// Returns whether the policy moves services that exceed their limits. Only policies that measure slowdowns can.
+    /// Whether the policy moves services that exceed their limits. Only policies that measure slowdowns can.
     pub fn moves_services(self) -> bool {
         matches!(self, PlacementPolicy::Misses | PlacementPolicy::Forecast)
     }

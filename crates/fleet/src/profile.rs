@@ -42,7 +42,7 @@ pub struct WorkloadProfile {
     pub certainty: Option<f64>,
 }
 
-/// Returns the write share that the interval machine assumes for profiles without one.
+/// The write share that the interval machine assumes for profiles without one.
 fn default_write_share() -> f64 {
     0.3
 }
@@ -157,7 +157,7 @@ impl WorkloadProfile {
         fitting_point.map_or(f64::INFINITY, |point| point.bytes)
     }
 
-    /// Returns the behavior of one of `threads` threads of the service, each with an equal part of its memory.
+    /// The behavior of one of `threads` threads of the service, each with an equal part of its memory.
     pub fn thread_phase(&self, threads: u32) -> ProgramPhase {
         let threads = f64::from(threads.max(1));
         let size_point = |point: &MissPoint| {

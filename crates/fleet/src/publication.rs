@@ -35,7 +35,7 @@ impl NodeCacheState {
         !has_same_hardware || caches.any(|(now, before)| now.has_changed_since(before, bandwidth))
     }
 
-    /// Returns the state moved toward `newest` by a weight, so that one short window does not decide what is published.
+    /// The state moved toward `newest` by a weight, so that one short window does not decide what is published.
     #[must_use]
     pub fn smoothed(&self, newest: &NodeCacheState, weight: f64) -> NodeCacheState {
         let mut state = newest.clone();

@@ -174,7 +174,7 @@ impl CacheState {
         Ok(())
     }
 
-    /// Returns the slowdown and the broken limits of the residents at a share. The slowdown is interpolated between the
+    /// The slowdown and the broken limits of the residents at a share. The slowdown is interpolated between the
     /// published shares.
     fn share_effect(&self, share: f64) -> (f64, f64) {
         let lower = self.effects.partition_point(|effect| effect.share > share);
@@ -275,7 +275,7 @@ impl ShareTable {
         }
     }
 
-    /// Returns the space that the service has beside residents with this many fills.
+    /// The space that the service has beside residents with this many fills.
     fn remaining_space(&self, other_fills: f64) -> f64 {
         let step = self
             .resident_fills
@@ -323,7 +323,7 @@ impl<'a> ServiceForecaster<'a> {
         }
     }
 
-    /// Returns the forecast on one cache of a node; `None` if the service has no profile, or the cache no known fills.
+    /// The forecast on one cache of a node; `None` if the service has no profile, or the cache no known fills.
     pub fn forecast_cache(
         &mut self,
         node: &NodeCacheState,
@@ -345,8 +345,8 @@ impl<'a> ServiceForecaster<'a> {
             .map(|table| table_forecast(self.service, profile, table, node, cache, resident_fills))
     }
 
-    /// Returns the cache that the node would choose, and the forecast there; `None` without a cache whose fills are known,
-    /// or without a profile.
+    /// The cache that the node would choose, and the forecast there; `None` without a cache whose fills are known, or
+    /// without a profile.
     pub fn forecast_node(&mut self, node: &NodeCacheState) -> Option<(usize, PlacementForecast)> {
         if node.policy == NodePolicy::Off {
             let cache = least_busy_cache(node)?;
@@ -418,20 +418,20 @@ fn table_forecast(
     }
 }
 
-/// Returns whether forecast `a` is better than `b`: fewer broken limits decide, then the lower cost.
+/// Whether forecast `a` is better than `b`: fewer broken limits decide, then the lower cost.
 fn is_better(a: &PlacementForecast, b: &PlacementForecast) -> bool {
     a.broken_limits < b.broken_limits
         || (a.broken_limits == b.broken_limits && a.cost_cpu_percent < b.cost_cpu_percent)
 }
 
-/// Returns the least busy cache of a node, by its share of busy CPUs; the first among equals.
+/// The least busy cache of a node, by its share of busy CPUs; the first among equals.
 pub fn least_busy_cache(node: &NodeCacheState) -> Option<usize> {
     let load_of = |cache: &CacheState| cache.busy_cpus / cache.cpus.max(1.0);
     let indices = 0..node.caches.len();
     indices.min_by(|&a, &b| load_of(&node.caches[a]).total_cmp(&load_of(&node.caches[b])))
 }
 
-/// Returns the forecasts of a service for every node; `None` for a node without a state.
+/// The forecasts of a service for every node; `None` for a node without a state.
 pub fn forecast_nodes<'a>(
     service: &ServiceDemand<'_>,
     nodes: impl Iterator<Item = Option<&'a NodeCacheState>>,
@@ -446,7 +446,7 @@ pub fn forecast_nodes<'a>(
         .collect()
 }
 
-/// Returns, for each node, whether it remains after filtering: only nodes on which no limit breaks do. If every node
+/// For each node, whether it remains after filtering: only nodes on which no limit breaks do. If every node
 /// breaks a limit, all remain, because a forecast must never make a service unschedulable.
 pub fn passes_filter(forecasts: &[Option<PlacementForecast>]) -> Vec<bool> {
     let keeps_limits_on = |forecast: &Option<PlacementForecast>| {

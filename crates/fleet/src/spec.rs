@@ -380,7 +380,7 @@ impl ServiceSpec {
         Ok(())
     }
 
-    /// Returns the kind of service that this entry describes. A profile file must have been read into `profile` before.
+    /// The kind of service that this entry describes. A profile file must have been read into `profile` before.
     pub fn kind(&self) -> FleetService {
         let profile = self
             .profile

@@ -182,7 +182,7 @@ impl<'a> FleetStudy<'a> {
         })
     }
 
-    /// Returns the number of hosts of each cell.
+    /// The number of hosts of each cell.
     fn hosts_by_cell(&self) -> Vec<u32> {
         let cell_count = self.spec.hosts.div_ceil(self.spec.cell_hosts);
         (0..cell_count)
@@ -252,7 +252,7 @@ impl<'a> FleetStudy<'a> {
         }
     }
 
-    /// Returns the name of a variant: the policy, `+auto` if nodes place services, and the change.
+    /// The name of a variant: the policy, `+auto` if nodes place services, and the change.
     fn variant_name(&self, variant: &FleetVariant) -> String {
         let node_suffix = if variant.node == NodePolicy::Auto {
             "+auto"
@@ -271,7 +271,7 @@ impl<'a> FleetStudy<'a> {
         format!("{}{node_suffix}{change_suffix}", variant.policy.name())
     }
 
-    /// Returns every part: the cells by variant, then the searches.
+    /// Every part: the cells by variant, then the searches.
     pub fn parts(&self) -> Vec<FleetPart> {
         let (cell_count, variant_count) = (self.hosts_by_cell().len(), self.variants.len());
         let cell_parts = (0..variant_count)
@@ -335,8 +335,8 @@ impl<'a> FleetStudy<'a> {
         }
     }
 
-    /// Returns the hosts of the first cell at the start, placed by the first policy without a node policy, and the
-    /// constants of their model.
+    /// The hosts of the first cell at the start, placed by the first policy without a node policy, and the constants of
+    /// their model.
     pub(crate) fn initial_hosts(&self) -> (HostModel<'_>, Vec<FleetHost>) {
         let hosts_by_cell = self.hosts_by_cell();
         let policy = self
@@ -359,7 +359,7 @@ impl<'a> FleetStudy<'a> {
         (setup.model, hosts)
     }
 
-    /// Returns the index of the variant whose share of kept limits is promised.
+    /// The index of the variant whose share of kept limits is promised.
     fn reference_variant(&self) -> usize {
         self.variants
             .iter()

@@ -399,7 +399,7 @@ impl<'a> ScaledMachine<'a> {
     }
 }
 
-/// Returns the mean of the values; 0 if there are none.
+/// The mean of the values; 0 if there are none.
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (sum, count) = values.fold((0.0, 0u32), |(sum, count), value| (sum + value, count + 1));
     sum / f64::from(count.max(1))

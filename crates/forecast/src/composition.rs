@@ -54,7 +54,7 @@ pub struct MemberForecast {
     pub instr_per_cycle: f64,
 }
 
-/// Returns the demand misses divided by references, over all programs of a group; `None` without references.
+/// The demand misses divided by references, over all programs of a group; `None` without references.
 pub fn group_miss_ratio(members: &[MemberForecast]) -> Option<MissRatio> {
     let misses: f64 = members
         .iter()
@@ -319,7 +319,7 @@ pub fn costs_of_pairs(pairs: &[Vec<Estimate>]) -> PairCosts {
     PairCosts::from_slowdowns(cost)
 }
 
-/// Returns the median of a forecast's draws, of which there is at least one.
+/// The median of a forecast's draws, of which there is at least one.
 fn median_of_draws(draws: &[f64]) -> f64 {
     median(draws).unwrap_or(0.0)
 }
@@ -329,8 +329,8 @@ pub fn slowdown_with_error(slowdown: f64) -> Estimate {
     with_model_error(slowdown, &[slowdown], [0.0; 2], 0.0)
 }
 
-/// Returns the value with the bounds of the middle 90 % of the draws. The bounds are widened by the model's error, and
-/// by the changes of the slowdown with one deviation more and less space. The error that sampling leaves is one of the
+/// The value with the bounds of the middle 90 % of the draws. The bounds are widened by the model's error, and by the
+/// changes of the slowdown with one deviation more and less space. The error that sampling leaves is one of the
 /// program's cycles.
 fn with_model_error(
     value: f64,
@@ -363,7 +363,7 @@ fn with_model_error(
     }
 }
 
-/// Returns the machine with at least `cores` cores on its first contended cache.
+/// The machine with at least `cores` cores on its first contended cache.
 fn machine_with_cores(machine: &MachineSpec, cores: u32) -> MachineSpec {
     let mut machine = machine.clone();
     let cores_per_cache = machine
@@ -392,7 +392,7 @@ fn is_pooled(machine: &MachineSpec) -> bool {
     cache.is_some_and(|cache| cache.pool_bytes.is_some())
 }
 
-/// Returns the machine with less, the stated and more traffic of the neighbors, or alone if that is steady.
+/// The machine with less, the stated and more traffic of the neighbors, or alone if that is steady.
 fn neighbor_states(machine: &MachineSpec) -> Vec<MachineSpec> {
     let cache = machine.last_level_cache();
     let Some((level, spread)) = cache.and_then(|cache| Some((cache.level, cache.neighbor_spread?)))
@@ -410,7 +410,7 @@ fn neighbor_states(machine: &MachineSpec) -> Vec<MachineSpec> {
     [1.0 / spread, 1.0, spread].map(with_factor).to_vec()
 }
 
-/// Returns the rates of a program alone, by state of the neighbors.
+/// The rates of a program alone, by state of the neighbors.
 ///
 /// Where other systems fill the cache, a program alone does not find the whole of it either, so that its slowdown is against
 /// a run of its own.

@@ -26,7 +26,7 @@ const MEMORY_TOUCH_CYCLES: f64 = 1e6;
 const SETTLING_CYCLES: f64 = 6e8;
 const MEASURED_CYCLES: f64 = 2e8;
 
-/// Returns the promised maximum slowdown of a job; `None` without a promise.
+/// The promised maximum slowdown of a job; `None` without a promise.
 pub fn max_slowdown(job: &IntervalJob) -> Option<f64> {
     job.goal?.max_slowdown
 }
@@ -72,7 +72,7 @@ pub struct PlanEvaluator<'a> {
 type JobSite = (u32, u32);
 
 impl<'a> PlanEvaluator<'a> {
-    /// Returns the truth for these jobs on this machine.
+    /// The truth for these jobs on this machine.
     pub fn new(spec: &'a MachineSpec, jobs: &'a [IntervalJob]) -> ForecastResult<Self> {
         let last_level = spec
             .last_level_cache()
@@ -101,8 +101,8 @@ impl<'a> PlanEvaluator<'a> {
         })
     }
 
-    /// Returns the truth for jobs that already run under the default placement: their memory is on the nodes on which
-    /// they started, and no plan moves it. Otherwise, a plan places jobs before they touch their memory.
+    /// The truth for jobs that already run under the default placement: their memory is on the nodes on which they
+    /// started, and no plan moves it. Otherwise, a plan places jobs before they touch their memory.
     #[must_use]
     pub fn with_running_jobs(self) -> Self {
         PlanEvaluator {
@@ -184,13 +184,13 @@ impl<'a> PlanEvaluator<'a> {
         Ok(current_plan)
     }
 
-    /// Returns the cache of a CPU.
+    /// The cache of a CPU.
     pub fn cache_of(&self, cpu: u32) -> u32 {
         cpu / self.cpus_per_cache
     }
 
-    /// Returns the sites of a plan's jobs. On one package, whose caches share bus and memory, they are alike as well, and
-    /// are numbered by the first job on them.
+    /// The sites of a plan's jobs. On one package, whose caches share bus and memory, they are alike as well, and are
+    /// numbered by the first job on them.
     fn sites_of(&self, plan: &StaticPlan) -> Vec<JobSite> {
         let are_caches_alike = self.spec.packages == 1;
         let mut seen_caches = Vec::new();
@@ -243,7 +243,7 @@ impl<'a> PlanEvaluator<'a> {
         changed_plan
     }
 
-    /// Returns the run time relative to running alone, minus one, of each job, once caches have filled.
+    /// The run time relative to running alone, minus one, of each job, once caches have filled.
     fn solve_slowdowns(&self, plan: &StaticPlan) -> ForecastResult<Vec<f64>> {
         let (spec, units_per_cache) = (self.spec, self.units_per_cache);
         let placed_jobs: Vec<(&IntervalJob, u32)> = self

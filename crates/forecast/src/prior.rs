@@ -62,8 +62,8 @@ pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> ForecastResult<Ph
     from_file_with(file, machine, &TimingPrior::midpoint())
 }
 
-/// Returns misses per instruction by size in bytes, from the curve of a recording, or else from the facts about the
-/// deepest cache that a running program used.
+/// Misses per instruction by size in bytes, from the curve of a recording, or else from the facts about the deepest
+/// cache that a running program used.
 fn miss_points(file: &ProfileFile) -> ForecastResult<Vec<(f64, f64)>> {
     let recorded_curve = file
         .curves

@@ -64,11 +64,11 @@ pub fn points_by_distances(
     all_points
 }
 
-/// Returns a phase's points in a cache that others share. Lines between two uses of a line are spread over the sets at
-/// random, in part. A set with more of them than on average evicts the line although the cache has room, and one with fewer
-/// keeps it although the cache has none (Smith 1978). Rates are means over the sets, with the whole cache too: a working set
-/// as large as the cache has conflict misses alone, and loses the less beside others. Where other systems fill the cache, a set's
-/// lines are evicted by their age, wherever they lie.
+/// A phase's points in a cache that others share. Lines between two uses of a line are spread over the sets at random,
+/// in part. A set with more of them than on average evicts the line although the cache has room, and one with fewer
+/// keeps it although the cache has none (Smith 1978). Rates are means over the sets, with the whole cache too: a
+/// working set as large as the cache has conflict misses alone, and loses the less beside others. Where other systems
+/// fill the cache, a set's lines are evicted by their age, wherever they lie.
 pub fn average_over_sets(points: &[SizePoint], cache: &CacheSpec) -> Vec<SizePoint> {
     let (Some(first_point), Some(last_point)) = (points.first(), points.last()) else {
         return Vec::new();
@@ -108,13 +108,14 @@ pub fn average_over_sets(points: &[SizePoint], cache: &CacheSpec) -> Vec<SizePoi
         .collect()
 }
 
-/// Returns one standard deviation of the number of lines in a set, as a share of its ways. Lines that fall into the sets at
-/// random have a variance equal to their mean; consecutive pages have none. In between, all deviations are equally likely.
+/// One standard deviation of the number of lines in a set, as a share of its ways. Lines that fall into the sets at
+/// random have a variance equal to their mean; consecutive pages have none. In between, all deviations are equally
+/// likely.
 pub fn space_deviation(cache: &CacheSpec) -> f64 {
     1.0 / libm::sqrt(3.0 * f64::from(cache.ways))
 }
 
-/// Returns the rates at a size, interpolated over its logarithm.
+/// The rates at a size, interpolated over its logarithm.
 fn rates_at_size(points: &[SizePoint], first_point: &SizePoint, size_bytes: f64) -> SizePoint {
     let upper = points.partition_point(|point| point.size_bytes <= size_bytes);
     let low_point = upper
@@ -132,7 +133,7 @@ fn rates_at_size(points: &[SizePoint], first_point: &SizePoint, size_bytes: f64)
     )
 }
 
-/// Returns the rates at `size_bytes`, between two points.
+/// The rates at `size_bytes`, between two points.
 pub(super) fn interpolate_rates(
     low: &SizePoint,
     high: &SizePoint,

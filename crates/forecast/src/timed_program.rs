@@ -179,12 +179,12 @@ impl TimedProgram {
         })
     }
 
-    /// Returns the index of the draw with the median timing.
+    /// The index of the draw with the median timing.
     pub const fn median_draw(&self) -> usize {
         self.timed_draws.len() / 2
     }
 
-    /// Returns the program with one draw of its timing, for a cache that others share.
+    /// The program with one draw of its timing, for a cache that others share.
     pub fn sharing_program(&self, draw_index: usize, machine: &MachineSpec) -> PhasedProgram {
         let mut program = self.timed_draws[draw_index % self.timed_draws.len()].clone();
         if let Some(cache) = machine.last_level_cache() {

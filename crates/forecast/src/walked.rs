@@ -115,7 +115,7 @@ fn repeat_phases(phases: &mut [ProgramPhase]) {
     }
 }
 
-/// Returns the lines of a program that stay in a cache beside the neighbors' lines. Its accesses at these distances take this
+/// The lines of a program that stay in a cache beside the neighbors' lines. Its accesses at these distances take this
 /// number of cycles.
 fn lines_that_stay(level: &WalkLevel, histogram: &DistanceHistogram, cycles: f64) -> u64 {
     let (mut lines, mut room) = (0.0, level.lines as f64);
@@ -154,7 +154,7 @@ struct WalkedRates {
 }
 
 impl PhaseWalker<'_> {
-    /// Returns the phase, and the standard error of its cycles with the whole cache.
+    /// The phase, and the standard error of its cycles with the whole cache.
     fn walk(&self, phase: &StreamPhase, histogram: &DistanceHistogram) -> (ProgramPhase, f64) {
         let line_bytes = f64::from(self.sample.line_bytes);
         let full_lines = self.machine.levels.last().map_or(1, |level| level.lines);
@@ -255,7 +255,7 @@ impl PhaseWalker<'_> {
         }
     }
 
-    /// Returns the sizes at which the program is walked, in lines: shares of a cache of its own. In one that others fill too,
+    /// The sizes at which the program is walked, in lines: shares of a cache of its own. In one that others fill too,
     /// what it holds depends on its speed, so that only its footprint bounds it.
     fn walked_sizes(&self, smallest_lines: u64, full_lines: u64) -> Vec<u64> {
         let mut sizes = vec![smallest_lines];
@@ -274,7 +274,7 @@ impl PhaseWalker<'_> {
         sizes
     }
 
-    /// Returns the distances of a stretch if the stream repeats, so that a first touch has the distance of the footprint.
+    /// The distances of a stretch if the stream repeats, so that a first touch has the distance of the footprint.
     fn repeated_distances(&self, phase: &StreamPhase) -> DistanceHistogram {
         let largest_distance = self.sample.footprint_lines.saturating_sub(1);
         let known = phase
@@ -299,7 +299,7 @@ impl PhaseWalker<'_> {
         walk_phase(self.sample, phase, machine, &options)
     }
 
-    /// Returns the rates of a walk whose misses are scaled to `misses` per instruction. `hits` are the counts if everything
+    /// The rates of a walk whose misses are scaled to `misses` per instruction. `hits` are the counts if everything
     /// hits the contended cache.
     fn rates(&self, counts: WalkCounts, hits: WalkCounts, misses: f64) -> WalkedRates {
         let instructions = counts.instructions.max(1.0);
@@ -329,7 +329,7 @@ impl PhaseWalker<'_> {
         }
     }
 
-    /// Returns the additional cycles per instruction with half of each private cache, against the walk with all of them.
+    /// The additional cycles per instruction with half of each private cache, against the walk with all of them.
     fn half_private_cost(
         &self,
         phase: &StreamPhase,

@@ -61,7 +61,7 @@ impl PageCharts {
         }
     }
 
-    /// Returns the curves that changed since they were last sent.
+    /// The curves that changed since they were last sent.
     fn take_new_curves(
         &mut self,
         busiest_profiles: &BTreeMap<u32, &Profile>,
@@ -107,7 +107,7 @@ fn curve_snapshot(program: u32, profile: &Profile) -> Option<CurveSnapshot> {
     })
 }
 
-/// Returns the name of a fact's source, as files spell it.
+/// The name of a fact's source, as files spell it.
 fn source_text(source: FactSource) -> String {
     let value = serde_json::to_value(source).ok();
     value

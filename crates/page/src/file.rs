@@ -47,7 +47,7 @@ fn page_style() -> String {
     .concat()
 }
 
-/// Returns all modules as one script.
+/// All modules as one script.
 fn page_script() -> String {
     let mut combined_script = String::new();
     for (name, text) in MODULES {
@@ -60,7 +60,7 @@ fn page_script() -> String {
     combined_script
 }
 
-/// Returns all scripts of the page. The classic script comes first, because it defines uPlot's global name.
+/// All scripts of the page. The classic script comes first, because it defines uPlot's global name.
 fn scripts() -> [String; 2] {
     [
         format!("/*! uPlot 1.6.32\n{CHARTS_LICENSE}*/\n{CHART_SCRIPT}"),
@@ -75,8 +75,8 @@ fn hash_source(text: &str) -> String {
     )
 }
 
-/// Returns the content security policy: the page loads only its own scripts and style, identified by their hashes, and
-/// connects only to its origin.
+/// The content security policy: the page loads only its own scripts and style, identified by their hashes, and connects
+/// only to its origin.
 pub fn content_policy() -> String {
     let scripts = scripts().map(|script| hash_source(&script)).join(" ");
     format!(

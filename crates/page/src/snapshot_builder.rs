@@ -61,14 +61,14 @@ impl<'v, 'r> ProgramThreads<'v, 'r> {
         programs
     }
 
-    /// Returns the metric of the thread that ran most, among threads that have the metric.
+    /// The metric of the thread that ran most, among threads that have the metric.
     fn busiest_metric<T>(&self, metric: impl Fn(&TaskView<'r>) -> Option<T>) -> Option<T> {
         let mut threads = self.threads.clone();
         threads.sort_by_key(|task| std::cmp::Reverse(task.sample.ran_ns()));
         threads.into_iter().find_map(metric)
     }
 
-    /// Returns the sum of the metric over the threads that have it; `None` if no thread does.
+    /// The sum of the metric over the threads that have it; `None` if no thread does.
     fn sum(&self, metric: impl Fn(&TaskView<'r>) -> Option<f64>) -> Option<f64> {
         self.threads
             .iter()
@@ -76,7 +76,7 @@ impl<'v, 'r> ProgramThreads<'v, 'r> {
             .reduce(|sum, value| sum + value)
     }
 
-    /// Returns the thread that ran most, among threads whose profile has a miss curve.
+    /// The thread that ran most, among threads whose profile has a miss curve.
     fn profiled_task(&self) -> Option<TaskId> {
         self.busiest_metric(|task| {
             task.profile?.misses_per_kilo_instr()?;
@@ -84,7 +84,7 @@ impl<'v, 'r> ProgramThreads<'v, 'r> {
         })
     }
 
-    /// Returns the mean of the metric over threads, weighted by CPU time.
+    /// The mean of the metric over threads, weighted by CPU time.
     fn mean(&self, metric: impl Fn(&TaskView<'r>) -> Option<f64>) -> Option<f64> {
         let weight = |task: &TaskView<'_>| task.sample.ran_ns().max(1) as f64;
         let total = self.sum(|task| metric(task).map(|_| weight(task)))?;
@@ -113,7 +113,7 @@ impl<'r> WindowSources<'r> {
         self.threads.get(&task).map(|thread| thread.pid)
     }
 
-    /// Returns the names of tasks in sentences: `gzip(1234)` with the kernel's id, or `gzip #3` in a recording.
+    /// The names of tasks in sentences: `gzip(1234)` with the kernel's id, or `gzip #3` in a recording.
     fn task_names(&self) -> TaskNames {
         let tasks = self.record.observation.tasks.iter();
         let mut names: TaskNames = tasks
@@ -131,7 +131,7 @@ impl<'r> WindowSources<'r> {
         names
     }
 
-    /// Returns the processes of the tasks, each listed once.
+    /// The processes of the tasks, each listed once.
     fn processes_of(&self, tasks: &[TaskId]) -> Vec<u32> {
         let mut programs: Vec<u32> = Vec::new();
         for task in tasks {
@@ -482,7 +482,7 @@ impl SnapshotBuilder {
     }
 }
 
-/// Returns the constant properties of a run.
+/// The constant properties of a run.
 pub fn page_header(header: &RunHeader, source: &str) -> PageHeader {
     let RunHeader {
         topology,
@@ -600,7 +600,7 @@ fn cache_header(cache: &Cache, capabilities: &Capabilities) -> CacheHeader {
     }
 }
 
-/// Returns the contended cache on whose CPUs a task ran longest.
+/// The contended cache on whose CPUs a task ran longest.
 fn busiest_cache<'t>(task: &TaskSample, topology: &'t Topology) -> Option<&'t Cache> {
     let longest_cpu = task
         .on_cpu_ns

@@ -47,7 +47,7 @@ pub struct TaskView<'a> {
 }
 
 impl TaskView<'_> {
-    /// Returns the misses of the contended cache per thousand instructions.
+    /// The misses of the contended cache per thousand instructions.
     pub fn misses_per_kilo_instr(&self) -> Option<f64> {
         self.misses_and_instructions
             .map(|(misses, instructions)| 1000.0 * misses / instructions)
@@ -101,7 +101,7 @@ impl WindowTracker {
         }
     }
 
-    /// Returns the view of one iteration of the loop.
+    /// The view of one iteration of the loop.
     pub fn observe<'a>(
         &mut self,
         record: &'a WindowRecord,
@@ -230,7 +230,7 @@ fn judge_by_service(
     service_report.map_or_else(|| promise.clone(), |report| report.judge_promise(promise))
 }
 
-/// Returns the tasks that are members of a share.
+/// The tasks that are members of a share.
 pub fn member_tasks<'a>(
     share: &CacheShare,
     tasks: &'a [TaskSample],

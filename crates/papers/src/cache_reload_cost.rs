@@ -75,18 +75,18 @@ impl ReloadCosts {
         }
     }
 
-    /// Returns the number of additional misses if the task returns to the cache; `None` until measured.
+    /// The number of additional misses if the task returns to the cache; `None` until measured.
     pub fn reload_misses(&self, task: TaskId) -> Option<f64> {
         let residency = self.0.get(&task)?;
         Some((residency.first_misses.known_mean()? - residency.later_misses.known_mean()?).max(0.0))
     }
 
-    /// Returns the number of misses per sample while the task stays; `None` until it has stayed for a second sample.
+    /// The number of misses per sample while the task stays; `None` until it has stayed for a second sample.
     pub fn misses_per_sample(&self, task: TaskId) -> Option<f64> {
         self.0.get(&task)?.later_misses.known_mean()
     }
 
-    /// Returns whether the task has been measured only in the first sample of a stay, and that sample just ended.
+    /// Whether the task has been measured only in the first sample of a stay, and that sample just ended.
     pub fn needs_second_sample(&self, task: TaskId) -> bool {
         self.0.get(&task).is_some_and(|residency| {
             residency.consecutive_samples == 1

@@ -471,8 +471,7 @@ fn draw_arrival(generator: &mut SplitMix64, id: u32, window: u64) -> TaskSample 
     }
 }
 
-/// Returns sampled remote accesses of the tasks as a probe result, or `None` in some cases, so that the evidence has
-/// gaps.
+/// Sampled remote accesses of the tasks as a probe result, or `None` in some cases, so that the evidence has gaps.
 fn draw_access_samples(generator: &mut SplitMix64, tasks: &[TaskSample]) -> Option<ProbeResult> {
     if tasks.is_empty() || generator.draw_below(2) == 0 {
         return None;

@@ -41,18 +41,17 @@ pub enum CoScheduleForm {
 
 /// A policy's knowledge about the tasks in this window.
 pub trait CoRunCost {
-    /// Returns whether there is evidence about the task.
+    /// Whether there is evidence about the task.
     fn has_evidence(&self, task: TaskId) -> bool;
-    /// Returns the penalty of running two tasks together; 0 if either has no evidence.
+    /// The penalty of running two tasks together; 0 if either has no evidence.
     fn penalty(&self, task: TaskId, other: TaskId) -> f64;
-    /// Returns the cost of running the task, whatever its co-runners.
+    /// The cost of running the task, whatever its co-runners.
     fn solo_cost(&self, task: TaskId) -> f64;
-    /// Returns the cost of loading a task's data into the cache, in the unit of penalties; used by *set* only.
+    /// The cost of loading a task's data into the cache, in the unit of penalties; used by *set* only.
     fn reload_cost(&self, _task: TaskId) -> f64 {
         0.0
     }
-    /// Returns whether the task must stay for another sample so that its reload cost can be measured; used by *set*
-    /// only.
+    /// Whether the task must stay for another sample so that its reload cost can be measured; used by *set* only.
     fn must_stay(&self, _task: TaskId) -> bool {
         false
     }
@@ -128,7 +127,7 @@ impl CoScheduler {
         }
     }
 
-    /// Returns the decision without probes, which the policy adds.
+    /// The decision without probes, which the policy adds.
     pub fn decide(&mut self, view: &View<'_>, costs: &dyn CoRunCost) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.window_ns });
         let mut reasons = Vec::new();
@@ -216,8 +215,8 @@ impl CoScheduler {
         }
     }
 
-    /// Returns the gangs of one cache: the running set, then the others, which run only if no new plan arrives. `None`
-    /// if every task has a CPU, if no CPU is free, or if there is neither evidence nor a schedule in force.
+    /// The gangs of one cache: the running set, then the others, which run only if no new plan arrives. `None` if every
+    /// task has a CPU, if no CPU is free, or if there is neither evidence nor a schedule in force.
     fn build_schedule(
         &self,
         view: &View<'_>,
@@ -299,7 +298,7 @@ impl CoScheduler {
             + costs.solo_cost(task)
     }
 
-    /// Returns the task with the lowest score beside `co_runners`; in a tie, the first one.
+    /// The task with the lowest score beside `co_runners`; in a tie, the first one.
     fn lowest_scoring_task(
         &self,
         candidates: &[&TaskSample],
@@ -494,8 +493,8 @@ impl CoScheduler {
         }
     }
 
-    /// Returns the penalties of tasks that were last observed below the same cache. Tasks that lag too far behind get
-    /// none, because no task may be passed over forever.
+    /// The penalties of tasks that were last observed below the same cache. Tasks that lag too far behind get none,
+    /// because no task may be passed over forever.
     fn advise_penalties(
         &self,
         tasks: &[&TaskSample],

@@ -189,7 +189,7 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
         }
     }
 
-    /// Returns the position in `cpus` for every program; each CPU of the seating has at most one program.
+    /// The position in `cpus` for every program; each CPU of the seating has at most one program.
     fn seats_of(&self, seating: &Seating, programs: usize) -> Vec<usize> {
         let mut seats = vec![0; programs];
         for (seat, members) in seating.by_cache.iter().flatten().enumerate() {
@@ -220,7 +220,7 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
         seats.iter().map(|&seat| self.kinds[seat]).collect()
     }
 
-    /// Returns the slowdowns of a placement, and forecasts them if they are not stored yet.
+    /// The slowdowns of a placement, and forecasts them if they are not stored yet.
     fn solve(&mut self, seats: &[usize]) -> Result<&[Estimate], E> {
         let key = self.kinds_of(seats);
         if !self.stored_forecasts.contains_key(&key) {
@@ -287,7 +287,7 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
         Ok(is_better)
     }
 
-    /// Returns all placements that differ by the exchange of two programs, or by the move of one to an idle CPU.
+    /// All placements that differ by the exchange of two programs, or by the move of one to an idle CPU.
     fn neighbors(&self, seats: &[usize]) -> Vec<(usize, Option<usize>, Vec<usize>)> {
         let mut neighbors = Vec::new();
         for program in 0..seats.len() {
@@ -328,7 +328,7 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
         }
     }
 
-    /// Returns a reason for every program: the known exchange or move that would cost least.
+    /// A reason for every program: the known exchange or move that would cost least.
     fn explain(&self, best_seats: &[usize], costs: &PairCosts) -> Vec<Reason> {
         let known_mean = |seats: &[usize]| {
             self.stored_forecasts

@@ -21,13 +21,13 @@ pub const MAX_WAIT_NS: u64 = 1_000_000_000;
 /// Desired length of a turn in multiples of the longest refill; at this length, accesses take a third more time than
 /// without refills.
 const REFILLS_PER_QUANTUM: f64 = 4.0;
-/// Returns the maximum length of a turn at which no task waits longer than allowed, in nanoseconds.
+/// The maximum length of a turn at which no task waits longer than allowed, in nanoseconds.
 pub fn max_quantum_ns(gang_count: usize, max_wait_ns: u64) -> u64 {
     max_wait_ns.saturating_sub(WAIT_BEYOND_ROTATIONS_NS) / (2 * gang_count.max(1) as u64)
 }
 
-/// Returns the cycles of a CPU per nanosecond: as counted for the tasks that ran, otherwise as the topology states.
-/// `None` if neither is known.
+/// The cycles of a CPU per nanosecond: as counted for the tasks that ran, otherwise as the topology states. `None` if
+/// neither is known.
 pub fn cycles_per_ns(view: &View<'_>) -> Option<f64> {
     let (cycles, ns) = view.live_tasks().fold((0.0, 0.0), |(cycles, ns), task| {
         match task.counts.get(CounterEvent::Cycles) {
@@ -49,7 +49,7 @@ pub fn cycles_per_ns(view: &View<'_>) -> Option<f64> {
     }
 }
 
-/// Returns the time in which a task refills its footprint, in nominal nanoseconds.
+/// The time in which a task refills its footprint, in nominal nanoseconds.
 ///
 /// `None` while its curve, the cache's size or the cost of a miss is unknown. Misses are assumed to be serialized, so
 /// turns are too long rather than too short.
@@ -112,7 +112,7 @@ impl std::fmt::Display for QuantumTooLong {
     }
 }
 
-/// Returns the mean slowdown of all tasks with turns of this length, including refills.
+/// The mean slowdown of all tasks with turns of this length, including refills.
 pub(crate) fn mean_slowdown(tasks: &[GangCandidate], turn_ns: f64) -> f64 {
     let candidate_slowdown = |task: &GangCandidate| {
         let lost_share = task.refill_ns.unwrap_or(0.0) / turn_ns;
@@ -125,7 +125,7 @@ pub(crate) fn mean_slowdown(tasks: &[GangCandidate], turn_ns: f64) -> f64 {
     tasks.iter().map(candidate_slowdown).sum::<f64>() / tasks.len().max(1) as f64
 }
 
-/// Returns the length of the turns of `gang_count` gangs in nanoseconds, or `None` if no refill time is known.
+/// The length of the turns of `gang_count` gangs in nanoseconds, or `None` if no refill time is known.
 ///
 /// It is four times the longest refill, within [`TYPICAL_QUANTUM_NS`], lengthened until the mean slowdown is at most
 /// `max_slowdown`, and never longer than `max_wait_ns` allows.
@@ -161,8 +161,8 @@ pub(crate) fn quantum_ns(
     }
 }
 
-/// Returns the length of a turn at which gangs break even, by bisection, because the mean slowdown falls with the
-/// length. `None` if no turn pays off.
+/// The length of a turn at which gangs break even, by bisection, because the mean slowdown falls with the length.
+/// `None` if no turn pays off.
 fn break_even_ns(tasks: &[GangCandidate], max_slowdown: f64) -> Option<u64> {
     let is_worthwhile = |turn_ns: u64| mean_slowdown(tasks, turn_ns as f64) <= max_slowdown;
     let (mut too_short_ns, mut break_even_ns) = (0, 3_600_000_000_000);

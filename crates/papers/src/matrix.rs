@@ -30,15 +30,15 @@ impl PairCosts {
             cost,
         }
     }
-    /// Returns the number of programs.
+    /// The number of programs.
     pub fn len(&self) -> usize {
         self.cost.len()
     }
-    /// Returns whether there are no programs.
+    /// Whether there are no programs.
     pub fn is_empty(&self) -> bool {
         self.cost.is_empty()
     }
-    /// Returns the sum of both programs' costs beside each other, which is the edge weight of a matching (CA 2.1.1).
+    /// The sum of both programs' costs beside each other, which is the edge weight of a matching (CA 2.1.1).
     pub fn mutual_cost(&self, a: usize, b: usize) -> f64 {
         self.cost[a][b] + self.cost[b][a]
     }

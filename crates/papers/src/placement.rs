@@ -46,8 +46,7 @@ pub enum PlacementError {
     },
 }
 
-/// Returns the CPUs for this number of programs: one CPU per core while that is enough, otherwise every hardware
-/// thread.
+/// The CPUs for this number of programs: one CPU per core while that is enough, otherwise every hardware thread.
 ///
 /// # Errors
 /// Returns an error if the machine has no online CPU.

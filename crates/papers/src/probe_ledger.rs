@@ -28,13 +28,12 @@ impl ProbeLedger {
         }
     }
 
-    /// Returns the share of processor time that probes have cost.
+    /// The share of processor time that probes have cost.
     pub fn spent_share(&self) -> f64 {
         self.spent_ns / self.processor_ns.max(1.0)
     }
 
-    /// Returns the time by which probes have cost more than this share of processor time; negative if they have cost
-    /// less.
+    /// The time by which probes have cost more than this share of processor time; negative if they have cost less.
     pub fn excess_ns(&self, max_share: f64) -> f64 {
         self.spent_ns - max_share * self.processor_ns
     }

@@ -11,13 +11,12 @@ use crate::solvers::Seating;
 /// Slowdown below which a reason does not mention a co-runner.
 const MIN_MENTIONED_SLOWDOWN: f64 = 0.005;
 
-/// Returns a number of a reason under its name.
+/// A number of a reason under its name.
 pub fn named_number(name: impl Into<String>, value: f64) -> (String, f64) {
     (name.into(), value)
 }
 
-/// Returns one reason for every program, in the order of programs, and a second one for a program that takes turns on a
-/// CPU.
+/// One reason for every program, in the order of programs, and a second one for a program that takes turns on a CPU.
 pub fn explain_placement(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
     let mut reasons = Vec::new();
     for program in 0..costs.len() {
@@ -49,7 +48,7 @@ pub fn explain_placement(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
     reasons
 }
 
-/// Returns the reason's text, with names in place of the numbers in braces.
+/// The reason's text, with names in place of the numbers in braces.
 pub fn render(reason: &Reason, names: &[String]) -> String {
     reason.render(|task| names.get(task.0 as usize).map_or("?", String::as_str))
 }
@@ -86,7 +85,7 @@ struct Neighborhood<'a> {
 }
 
 impl Neighborhood<'_> {
-    /// Returns the first member with the largest mutual cost, or with the smallest if `sign` is negative.
+    /// The first member with the largest mutual cost, or with the smallest if `sign` is negative.
     fn extreme_member(&self, candidates: &[usize], sign: f64) -> Option<usize> {
         let cost_of = |other: usize| sign * self.costs.mutual_cost(self.program, other);
         candidates.iter().copied().reduce(|best, other| {
@@ -211,8 +210,7 @@ impl Neighborhood<'_> {
         }
     }
 
-    /// Returns the reason for a program whose co-runner is no better than the programs that it avoids: the cost of an
-    /// exchange.
+    /// The reason for a program whose co-runner is no better than the programs that it avoids: the cost of an exchange.
     fn explain_for_others(
         &self,
         seating: &Seating,

@@ -171,8 +171,8 @@ impl ReferencePredictor {
         });
     }
 
-    /// Returns the number of bytes of `space` that the first competitor occupies. Solo speeds refer to the whole cache,
-    /// of `cache_bytes`.
+    /// The number of bytes of `space` that the first competitor occupies. Solo speeds refer to the whole cache, of
+    /// `cache_bytes`.
     fn solve_occupancy(
         &self,
         competitors: &[SpaceCompetitor<'_, '_>],
@@ -267,7 +267,7 @@ impl<'a> TaskCurve<'a> {
         value_at(&self.curve, bytes)
     }
 
-    /// Returns the stalled cycles per thousand instructions at a size in bytes; `None` if they were not measured.
+    /// The stalled cycles per thousand instructions at a size in bytes; `None` if they were not measured.
     fn stalls_per_kilo_at(&self, bytes: f64) -> Option<f64> {
         let curve = self
             .profile
@@ -334,7 +334,7 @@ impl FillMask {
             f64::from(units.count().min(*unit_count)) / f64::from((*unit_count).max(1))
         })
     }
-    /// Returns the fraction of the cache that this mask may fill and the other may not.
+    /// The fraction of the cache that this mask may fill and the other may not.
     fn share_outside(&self, other: &Self) -> f64 {
         match (&self.0, &other.0) {
             (_, None) => 0.0,
@@ -345,7 +345,7 @@ impl FillMask {
             }
         }
     }
-    /// Returns the fraction of this mask's lines that fall where the other may fill.
+    /// The fraction of this mask's lines that fall where the other may fill.
     fn overlapping_share(&self, other: &Self) -> f64 {
         match (&self.0, &other.0) {
             (_, None) => 1.0,
@@ -357,8 +357,7 @@ impl FillMask {
     }
 }
 
-/// Returns the units of `cache` that a task may fill under the plan; `None` if the machine does not report their
-/// number.
+/// The units of `cache` that a task may fill under the plan; `None` if the machine does not report their number.
 fn fill_mask(
     task: TaskId,
     process: Option<ProcessId>,
@@ -583,7 +582,7 @@ impl CoResidency {
     }
 }
 
-/// Returns the misses over references of each cache, for caches whose tasks all have both.
+/// The misses over references of each cache, for caches whose tasks all have both.
 fn miss_ratios(
     topology: &Topology,
     profiles: &Profiles,

@@ -36,9 +36,9 @@ impl SoloSpeeds {
         }
     }
 
-    /// Returns a task's slowdown: run time over solo run time, minus one. If a probe counted solo work, rates of that
-    /// work are compared; otherwise, instructions per cycle are compared, if the profile has the solo value. `None` if
-    /// neither is known.
+    /// A task's slowdown: run time over solo run time, minus one. If a probe counted solo work, rates of that work are
+    /// compared; otherwise, instructions per cycle are compared, if the profile has the solo value. `None` if neither
+    /// is known.
     pub fn slowdown_over_solo(
         &self,
         task: &TaskSample,
@@ -67,9 +67,9 @@ impl SoloSpeeds {
 /// Smallest limit of a slowdown by which a slack is divided.
 const MIN_LIMIT: f64 = 0.001;
 
-/// Returns the part of a process's promise that is to spare in this window, as a mean over its threads: of the limit of
-/// its slowdown or, if it has none, of its rate of work. Negative if the promise is missed; `None` if there is no promise or
-/// no measure of it.
+/// The part of a process's promise that is to spare in this window, as a mean over its threads: of the limit of its
+/// slowdown or, if it has none, of its rate of work. Negative if the promise is missed; `None` if there is no promise
+/// or no measure of it.
 pub fn promise_slack(
     view: &View<'_>,
     cache_process: &CacheProcess<'_>,
@@ -92,7 +92,7 @@ pub fn promise_slack(
     Some(rate / min_rate - 1.0)
 }
 
-/// Returns the instructions per cycle while on the processor; `None` if either was not counted.
+/// The instructions per cycle while on the processor; `None` if either was not counted.
 pub fn instr_per_cycle(task: &TaskSample) -> Option<f64> {
     let positive_count = |event| task.counts.get(event).filter(|count| *count > 0.0);
     Some(positive_count(CounterEvent::Instructions)? / positive_count(CounterEvent::Cycles)?)

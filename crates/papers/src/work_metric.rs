@@ -36,7 +36,7 @@ impl WorkMetric {
         WorkMetric::Proxy(CounterEvent::PageFaults),
     ];
 
-    /// Returns the name of the unit.
+    /// The name of the unit.
     pub fn describe(self) -> &'static str {
         match self {
             WorkMetric::Reported => "work reported",
@@ -49,7 +49,7 @@ impl WorkMetric {
     }
 }
 
-/// Returns the metrics of a task in a window of `elapsed_ns` with their positive values, the best first.
+/// The metrics of a task in a window of `elapsed_ns` with their positive values, the best first.
 pub fn metrics_of(
     task: &TaskSample,
     elapsed_ns: u64,
@@ -74,8 +74,8 @@ pub fn metrics_of(
         })
 }
 
-/// Returns the metric of a task's promised rate: reported work if the task reports any, and otherwise instructions.
-/// `None` if another thread of the task's process reports work on its behalf.
+/// The metric of a task's promised rate: reported work if the task reports any, and otherwise instructions. `None` if
+/// another thread of the task's process reports work on its behalf.
 pub fn promised_work(task: &TaskSample, samples: &[TaskSample]) -> Option<WorkMetric> {
     let mut live_siblings = samples
         .iter()

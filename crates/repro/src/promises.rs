@@ -196,21 +196,21 @@ struct PromiseRun {
 }
 
 impl PromiseRun {
-    /// Returns the share of windows from this one on in which all promises were kept.
+    /// The share of windows from this one on in which all promises were kept.
     fn kept_share_from(&self, window: usize) -> f64 {
         let windows = &self.windows[window..];
         let kept_windows = windows.iter().filter(|(_, is_kept, _)| *is_kept).count();
         kept_windows as f64 / windows.len().max(1) as f64
     }
 
-    /// Returns the share of kept windows and the mean speed of the second half.
+    /// The share of kept windows and the mean speed of the second half.
     fn second_half(&self) -> (f64, f64) {
         let middle = self.windows.len() / 2;
         let speed = mean(self.windows[middle..].iter().map(|(.., speed)| *speed));
         (self.kept_share_from(middle), speed)
     }
 
-    /// Returns the seconds until all promises were kept in 99 % of the remaining windows; `None` if never.
+    /// The seconds until all promises were kept in 99 % of the remaining windows; `None` if never.
     fn converged_s(&self) -> Option<f64> {
         let is_start = |&start: &usize| self.kept_share_from(start) >= MIN_KEPT_SHARE;
         let start = (0..self.windows.len()).find(is_start)?;

@@ -427,7 +427,7 @@ pub struct BandwidthGuard {
 }
 
 impl BandwidthGuard {
-    /// Returns a plan without the limits and the narrowed CPUs of this rule, which later plans would otherwise keep.
+    /// A plan without the limits and the narrowed CPUs of this rule, which later plans would otherwise keep.
     pub fn remove_from(&self, plan: &Plan) -> Plan {
         let mut plan = plan.clone();
         plan.bandwidth.clear();
@@ -623,7 +623,7 @@ impl BandwidthGuard {
         reasons.push(Reason::new(tasks, text, vec![("slack".to_string(), slack)]));
     }
 
-    /// Returns the processes with a promise for which this window takes CPUs from others.
+    /// The processes with a promise for which this window takes CPUs from others.
     pub fn take_goal_processes(&mut self) -> Vec<ProcessId> {
         std::mem::take(&mut self.goal_processes)
     }

@@ -39,7 +39,7 @@ pub struct ReportedForecasts {
 const MIN_REPORTED_CHANGE: f64 = 0.05;
 
 impl ReportedForecasts {
-    /// Returns whether a task's forecast has changed enough to be reported, and records it if so.
+    /// Whether a task's forecast has changed enough to be reported, and records it if so.
     fn record_if_changed(&mut self, task: TaskId, relative_speed: f64, placement: &str) -> bool {
         let last_report = self.reported_speeds.get(&task);
         let is_unchanged = last_report.is_some_and(|(speed, reported_placement)| {
@@ -146,7 +146,7 @@ impl SearchReport<'_> {
         }
     }
 
-    /// Returns a layout on the reported caches; if only newcomers were placed, these are the newcomers' caches.
+    /// A layout on the reported caches; if only newcomers were placed, these are the newcomers' caches.
     fn reported_layout(&self, layout: &SiteLayout) -> SiteLayout {
         let mut layout = layout.clone();
         if let Some(newcomers) = self.newcomers.filter(|_| self.problem.bus.is_none()) {
@@ -236,7 +236,7 @@ impl SearchReport<'_> {
         self.newcomers.map_or_else(String::new, newcomer_phrase)
     }
 
-    /// Returns the quantities from which the task's speed is forecast.
+    /// The quantities from which the task's speed is forecast.
     fn forecast_inputs(&self, index: usize) -> Vec<(String, f64)> {
         let Some(program) = &self.problem.tasks[index].program else {
             return Vec::new();

@@ -209,7 +209,7 @@ const FIRST_STEP_UNITS: u32 = 4;
 const MAX_FAILED_STEPS: u32 = 4;
 
 impl PartitionClimb {
-    /// Returns the largest number of units of the next step; `None` if the climb has ended.
+    /// The largest number of units of the next step; `None` if the climb has ended.
     fn max_step_units(&self) -> Option<u32> {
         let units = (FIRST_STEP_UNITS >> self.halvings.min(FIRST_STEP_UNITS)).max(1);
         (self.failed_steps < MAX_FAILED_STEPS).then_some(units)
@@ -221,7 +221,7 @@ impl PartitionClimb {
         (self.failed_steps, self.halvings) = (0, 0);
     }
 
-    /// Returns the probability that the next exploration is kept, by the rule of succession.
+    /// The probability that the next exploration is kept, by the rule of succession.
     fn keep_probability(&self) -> f64 {
         f64::from(self.kept_explorations + 1)
             / f64::from(self.kept_explorations + self.failed_explorations + 2)
@@ -426,7 +426,7 @@ impl Auto {
         }
     }
 
-    /// Returns whether enough is known about tasks, speeds and profiles for a search.
+    /// Whether enough is known about tasks, speeds and profiles for a search.
     fn is_known(&self, view: &View<'_>) -> bool {
         let window = view.observation.window;
         let unchanged_windows = self.evidence.arrivals.unchanged_windows(window);
@@ -567,15 +567,15 @@ impl Auto {
         }
     }
 
-    /// Returns whether tasks will probably not change before measurements can confirm a change.
+    /// Whether tasks will probably not change before measurements can confirm a change.
     fn has_time_to_confirm(&self, view: &View<'_>) -> bool {
         self.evidence
             .arrivals
             .has_time_for(SEARCH_INTERVAL_WINDOWS as u32, view.observation.window)
     }
 
-    /// Returns the plan for the next window: the proposed one if there is one, otherwise the kept one, with the terms
-    /// of its verification.
+    /// The plan for the next window: the proposed one if there is one, otherwise the kept one, with the terms of its
+    /// verification.
     fn propose(
         &mut self,
         view: &View<'_>,
@@ -659,7 +659,7 @@ impl Auto {
         (proposal.new_plan, Verification::Proposed(Box::new(terms)))
     }
 
-    /// Returns the probes of the next window: none while a change is measured.
+    /// The probes of the next window: none while a change is measured.
     fn plan_probes(&mut self, view: &View<'_>) -> Vec<ProbeRequest> {
         if self.is_measuring() || !self.parameters.includes(PolicyPart::Probes) {
             return Vec::new();
@@ -708,7 +708,7 @@ impl MeasuredWindows {
         }
     }
 
-    /// Returns whether there are enough windows.
+    /// Whether there are enough windows.
     fn is_enough(self) -> bool {
         self.windows >= MIN_MEASURED_WINDOWS
     }
@@ -780,7 +780,7 @@ mod tests {
         policy.decide(&view)
     }
 
-    /// Returns a plan that gives these processes a share each.
+    /// A plan that gives these processes a share each.
     fn divided_plan(processes: &[u32]) -> Plan {
         let share = |&id: &u32| CacheShare {
             group: GroupId(id),

@@ -53,7 +53,7 @@ pub struct PlanFinder<'a, 'v> {
 }
 
 impl PlanFinder<'_, '_> {
-    /// Returns the best plan, if it gains enough or repairs a goal.
+    /// The best plan, if it gains enough or repairs a goal.
     pub fn find_plan(
         &self,
         input: &SearchInput,
@@ -140,8 +140,8 @@ impl PlanFinder<'_, '_> {
         }
     }
 
-    /// Returns the partitions that gain most if all curves lie as low as their errors allow; `None` if they gain too little
-    /// in the mean. `keep_probability` is the probability of such curves.
+    /// The partitions that gain most if all curves lie as low as their errors allow; `None` if they gain too little in
+    /// the mean. `keep_probability` is the probability of such curves.
     pub fn find_exploration(&self, input: &SearchInput, keep_probability: f64) -> Option<Proposal> {
         let (problem, score_cache) = (&input.problem, &input.score_cache);
         let optimistic = input.optimistic.as_deref()?;
@@ -172,8 +172,8 @@ impl PlanFinder<'_, '_> {
         Some(self.build_proposal(input, current_layout, (&layout, new_plan), gain))
     }
 
-    /// Returns the best move of up to `max_units` units between two partitions by the forecast. `None` if every step is beaten or on
-    /// cooldown, or the forecast loses too much.
+    /// The best move of up to `max_units` units between two partitions by the forecast. `None` if every step is beaten
+    /// or on cooldown, or the forecast loses too much.
     pub fn find_step(
         &self,
         input: &SearchInput,
@@ -234,7 +234,7 @@ impl PlanFinder<'_, '_> {
         }
     }
 
-    /// Returns all candidates, and their comparator.
+    /// All candidates, and their comparator.
     fn find_candidates(
         &self,
         input: &SearchInput,
@@ -260,7 +260,7 @@ impl PlanFinder<'_, '_> {
         (candidates, search.comparator)
     }
 
-    /// Returns the candidate with the best score after the cost of copying pages; the first of equal ones.
+    /// The candidate with the best score after the cost of copying pages; the first of equal ones.
     fn best_candidate<'c>(
         &self,
         candidates: &'c [CandidatePlan],
@@ -305,7 +305,7 @@ impl PlanFinder<'_, '_> {
                 .excludes(&plan.0, &self.current_plan.0, self.view)
     }
 
-    /// Returns the processor time of copying pages to other colors.
+    /// The processor time of copying pages to other colors.
     fn page_copying_ns(&self, problem: &PlanningProblem, layout: &SiteLayout) -> f64 {
         if layout.partitions.iter().all(Vec::is_empty) {
             return 0.0;
@@ -337,7 +337,7 @@ impl PlanFinder<'_, '_> {
     }
 }
 
-/// Returns the processes in the objective, with their speeds relative to solo, weighted as by the objective.
+/// The processes in the objective, with their speeds relative to solo, weighted as by the objective.
 fn weighted_speeds(
     problem: &PlanningProblem,
     speeds: &[Option<ForecastSpeed>],
@@ -365,7 +365,7 @@ fn weighted_speeds(
         .collect()
 }
 
-/// Returns the gain of one score over another by the objective, as a share.
+/// The gain of one score over another by the objective, as a share.
 fn relative_gain(objective: PlanObjective, current: LayoutScore, new: LayoutScore) -> f64 {
     new.objective_value(objective) / current.objective_value(objective).max(1e-9) - 1.0
 }

@@ -76,7 +76,7 @@ struct PauseEffect {
 }
 
 impl PauseEffect {
-    /// Returns the slowdown at this speed, relative to the speed during the pause.
+    /// The slowdown at this speed, relative to the speed during the pause.
     fn slowdown(&self, speed: f64) -> f64 {
         self.speed_during / speed - 1.0
     }
@@ -101,7 +101,7 @@ impl WayConfinement {
         self.services.contains_key(&*task.service_or_command())
     }
 
-    /// Returns the share of the live programs that may be confined.
+    /// The share of the live programs that may be confined.
     fn share(&self, cache: CacheId, view: &View<'_>) -> CacheShare {
         let confined_tasks = view.live_tasks().filter(|task| self.is_confined(task));
         let (unmovable, movable): (Vec<&TaskSample>, Vec<&TaskSample>) =
@@ -162,7 +162,7 @@ pub struct ServiceConfinements {
 }
 
 impl ServiceConfinements {
-    /// Returns whether a pause can be compared with the speeds before it.
+    /// Whether a pause can be compared with the speeds before it.
     pub fn has_speeds(&self) -> bool {
         self.measured_ns >= MEASURE_NS
     }
@@ -280,7 +280,7 @@ impl ServiceConfinements {
         self.restart_measurement(now_ns);
     }
 
-    /// Returns the effect of a pause on the service whose limit it exceeds most.
+    /// The effect of a pause on the service whose limit it exceeds most.
     fn largest_effect(&self, view: &View<'_>, rows: &[RowInterval]) -> Option<PauseEffect> {
         let rows = ProbeRows::new(rows);
         let mut limits: BTreeMap<ServiceIdentity, (BTreeSet<TaskId>, f64)> = BTreeMap::new();
@@ -444,7 +444,7 @@ impl ServiceConfinements {
     }
 }
 
-/// Returns the group of confined programs on a cache.
+/// The group of confined programs on a cache.
 fn group_of_cache(cache: CacheId) -> GroupId {
     GroupId(u32::MAX - cache.0)
 }

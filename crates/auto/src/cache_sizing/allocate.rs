@@ -52,7 +52,7 @@ impl Claimant {
             self.demand.min_units_within(limit).max(self.min_units)
         })
     }
-    /// Returns whether the program, at this many cycles per instruction, is slower than its goal allows.
+    /// Whether the program, at this many cycles per instruction, is slower than its goal allows.
     pub fn misses_goal(&self, cycles: f64, max_slowdown: f64) -> bool {
         cycles / self.demand.whole_cache_cycles() - 1.0 > max_slowdown + 1e-9
     }
@@ -89,8 +89,8 @@ impl SizingObjective {
             CostAggregate::Sum
         }
     }
-    /// Returns the score of a plan under which programs have these misses per thousand instructions and cycles per
-    /// instruction; smaller is better.
+    /// The score of a plan under which programs have these misses per thousand instructions and cycles per instruction;
+    /// smaller is better.
     pub fn score(self, claimants: &[Claimant], expected_costs: &[(f64, f64)]) -> f64 {
         let costs = claimants
             .iter()
@@ -351,8 +351,8 @@ fn least_space(claims: &[UnitClaim], limits: &AllocationLimits) -> Result<Vec<u3
     Ok(sizes)
 }
 
-/// Returns the cost of the goals to the other programs: the total cost of the programs without a floor, with the floors
-/// in force minus without them.
+/// The cost of the goals to the other programs: the total cost of the programs without a floor, with the floors in
+/// force minus without them.
 fn floors_cost(
     claimants: &[Claimant],
     groups: &[PartitionGroup],
@@ -397,8 +397,7 @@ fn floors_cost(
 mod tests {
     use super::*;
 
-    /// Returns a claimant with these cycles per instruction by units, and one miss per instruction for each cycle above
-    /// one.
+    /// A claimant with these cycles per instruction by units, and one miss per instruction for each cycle above one.
     fn claimant_fixture(cycles: &[f64]) -> Claimant {
         let misses = cycles.iter().map(|cycles| (cycles - 1.0) * 10.0).collect();
         let demand = DemandCurve {

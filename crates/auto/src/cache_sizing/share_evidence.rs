@@ -138,7 +138,7 @@ impl ShareEvidence {
         }
     }
 
-    /// Returns the demand curve of a process, bounded by the measurements of that process in phases of this kind.
+    /// The demand curve of a process, bounded by the measurements of that process in phases of this kind.
     pub fn apply_bounds(
         &self,
         cache_process: &CacheProcess<'_>,
@@ -154,8 +154,7 @@ impl ShareEvidence {
         demand
     }
 
-    /// Returns the time for which the present evidence is likely to apply, in nanoseconds; infinite before the first
-    /// change.
+    /// The time for which the present evidence is likely to apply, in nanoseconds; infinite before the first change.
     pub fn expected_lifetime_ns(&self, window_ns: u64) -> f64 {
         let PhaseStability {
             windows,

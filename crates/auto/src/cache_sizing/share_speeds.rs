@@ -33,7 +33,7 @@ struct WindowCounts {
     stall_cycles: Option<f64>,
 }
 
-/// Returns the causes of stalls on the memory behind a cache of this level.
+/// The causes of stalls on the memory behind a cache of this level.
 fn stalls_beyond(level: CacheLevel) -> impl Iterator<Item = StallCause> {
     let hits = [CacheLevel::L2, CacheLevel::L3, CacheLevel::L4]
         .into_iter()
@@ -111,7 +111,7 @@ impl ShareSpeeds {
         *self = ShareSpeeds::default();
     }
 
-    /// Returns the speed of a process; `None` until it has run in an undisturbed window.
+    /// The speed of a process; `None` until it has run in an undisturbed window.
     pub fn measured_speed(&self, process: ProcessId) -> Option<MeasuredSpeed> {
         let windows = self.counts.get(&process)?.iter().copied();
         let sums = windows.reduce(WindowCounts::plus)?;

@@ -31,7 +31,7 @@ struct World {
     probe_results: Vec<ProbeResult>,
 }
 
-/// Returns a profile whose miss rate falls from `miss_rate` to `fit_rate` at `units`.
+/// A profile whose miss rate falls from `miss_rate` to `fit_rate` at `units`.
 fn cliff_profile(units: u64, miss_rate: f64, fit_rate: f64) -> Profile {
     let rate = |units_held: u64| {
         Estimate::exact(if units_held >= units {
@@ -188,7 +188,7 @@ fn curves_are_requested_before_a_cache_is_divided() {
     assert_eq!(traced_tasks(&world.window()), [b]);
 }
 
-/// Returns the result of a trace that cost one nanosecond for each entry.
+/// The result of a trace that cost one nanosecond for each entry.
 fn trace_result(probe: ProbeId, task: TaskId, entries: u64) -> ProbeResult {
     ProbeResult {
         probe,

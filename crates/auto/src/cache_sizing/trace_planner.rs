@@ -91,7 +91,7 @@ impl TracePlanner {
         self.longer_traces.retain(|(task, _)| is_live(*task));
     }
 
-    /// Returns the trace requests for a few processes of one cache; a request stays the same until it is answered.
+    /// The trace requests for a few processes of one cache; a request stays the same until it is answered.
     pub fn request_traces(
         &mut self,
         view: &View<'_>,
@@ -121,7 +121,7 @@ impl TracePlanner {
             .collect()
     }
 
-    /// Returns whether a process was never traced, its trace has begun, or another one is paid for.
+    /// Whether a process was never traced, its trace has begun, or another one is paid for.
     fn can_trace(&self, cache_process: &CacheProcess<'_>, terms: &TraceTerms) -> bool {
         let was_traced = |task: &&TaskSample| self.last_traces.contains_key(&task.task);
         !cache_process.tasks.iter().any(was_traced)
@@ -129,8 +129,8 @@ impl TracePlanner {
             || self.ledger.excess_ns(terms.max_share) <= 0.0
     }
 
-    /// Returns whether the curve of a process is uncertain at the size of the whole cache, its misses cost it enough, and
-    /// a longer trace is paid for or has begun.
+    /// Whether the curve of a process is uncertain at the size of the whole cache, its misses cost it enough, and a
+    /// longer trace is paid for or has begun.
     fn needs_longer_trace(
         &self,
         view: &View<'_>,
@@ -165,7 +165,7 @@ impl TracePlanner {
             || is_worthwhile && self.ledger.entry_ns.is_some_and(is_paid)
     }
 
-    /// Returns the unanswered trace of this length that was requested in the present phase of a process, if any.
+    /// The unanswered trace of this length that was requested in the present phase of a process, if any.
     fn pending_trace(
         &self,
         cache_process: &CacheProcess<'_>,

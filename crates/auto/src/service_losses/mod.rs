@@ -79,7 +79,7 @@ pub enum LossSource {
 }
 
 impl LossSource {
-    /// Returns the name of the source in files and tables.
+    /// The name of the source in files and tables.
     pub fn describe(self) -> &'static str {
         match self {
             LossSource::Measured => "measured",
@@ -116,8 +116,8 @@ pub struct ServiceSlowdown {
 }
 
 impl ServiceSlowdown {
-    /// Returns the run time that the users of the service feel: the product of both losses, or the one that is known.
-    /// A forecast is not felt. `None` if neither was measured.
+    /// The run time that the users of the service feel: the product of both losses, or the one that is known. A
+    /// forecast is not felt. `None` if neither was measured.
     pub fn run_time(&self) -> Option<Estimate> {
         let cache = self
             .cache
@@ -129,7 +129,7 @@ impl ServiceSlowdown {
         }
     }
 
-    /// Returns whether both losses were measured completely, so that [`Self::run_time`] is not only a lower bound.
+    /// Whether both losses were measured completely, so that [`Self::run_time`] is not only a lower bound.
     pub fn is_complete(&self) -> bool {
         self.waiting.is_some() && self.is_cache_complete
     }
@@ -211,7 +211,7 @@ impl<'a> ServiceActivity<'a> {
         self.tasks.iter().copied().filter(|task| !task.exited)
     }
 
-    /// Returns the processor time on these CPUs.
+    /// The processor time on these CPUs.
     fn ran_on_ns(&self, cpus: &BTreeSet<CpuId>) -> u64 {
         self.on_cpu_ns
             .iter()
@@ -220,7 +220,7 @@ impl<'a> ServiceActivity<'a> {
             .sum()
     }
 
-    /// Returns the time in which its tasks were ready without a CPU; `None` if it was not counted.
+    /// The time in which its tasks were ready without a CPU; `None` if it was not counted.
     fn waited_ns(&self) -> Option<u64> {
         self.tasks
             .iter()
@@ -228,7 +228,7 @@ impl<'a> ServiceActivity<'a> {
             .reduce(u64::saturating_add)
     }
 
-    /// Returns the CPUs that another service used on the caches of this one, while this one ran there.
+    /// The CPUs that another service used on the caches of this one, while this one ran there.
     fn presence_of(&self, other: &ServiceActivity<'_>, elapsed_ns: u64) -> f64 {
         let total: u64 = self.on_cache_ns.values().sum();
         let presence_on_cache = |(cache, ns): (&CacheId, &u64)| {
@@ -238,12 +238,12 @@ impl<'a> ServiceActivity<'a> {
         self.on_cache_ns.iter().map(presence_on_cache).sum()
     }
 
-    /// Returns the instructions and cycles of its tasks in these intervals.
+    /// The instructions and cycles of its tasks in these intervals.
     fn counts_in(&self, rows: &[&RowInterval]) -> (f64, f64) {
         counts_of_tasks(rows, &self.tasks.iter().map(|task| task.task).collect())
     }
 
-    /// Returns the instructions per cycle, and the cycles per nanosecond of run time; `None` if they are not counted.
+    /// The instructions per cycle, and the cycles per nanosecond of run time; `None` if they are not counted.
     fn counted_pace(&self) -> Option<(f64, f64)> {
         let counts = self
             .tasks
@@ -295,12 +295,12 @@ struct CoRunnerHistory {
 }
 
 impl CoRunnerHistory {
-    /// Returns whether it runs at present, in this state, and may take cache.
+    /// Whether it runs at present, in this state, and may take cache.
     fn is_suspect(&self) -> bool {
         self.is_current && self.presence >= MIN_PRESENCE && !self.spares_cache
     }
 
-    /// Returns the presence of the service, if it was in this state.
+    /// The presence of the service, if it was in this state.
     fn own_presence(&self, (presence, is_confined): (f64, bool)) -> f64 {
         if is_confined == self.is_confined {
             presence
@@ -309,7 +309,7 @@ impl CoRunnerHistory {
         }
     }
 
-    /// Returns the loss that its effect causes at this presence, if the effect is measured.
+    /// The loss that its effect causes at this presence, if the effect is measured.
     fn measured_loss(&self, effect: Option<&EffectEstimate>, presence: f64) -> Option<Estimate> {
         let is_separated = self.windows_with >= MIN_WINDOWS && self.windows_without >= MIN_WINDOWS;
         let is_measured =
@@ -573,7 +573,7 @@ impl ServiceLosses {
         report
     }
 
-    /// Returns the slowdown relative to the solo speeds of the service's tasks, weighted by their run time.
+    /// The slowdown relative to the solo speeds of the service's tasks, weighted by their run time.
     fn solo_slowdown(
         &self,
         activity: &ServiceActivity<'_>,
@@ -596,7 +596,7 @@ impl ServiceLosses {
     }
 }
 
-/// Returns the total of two slowdowns that apply one after the other.
+/// The total of two slowdowns that apply one after the other.
 fn compound_loss(a: Estimate, b: Estimate) -> Estimate {
     let compound_value = |a: f64, b: f64| (1.0 + a) * (1.0 + b) - 1.0;
     Estimate {
@@ -709,7 +709,7 @@ impl ServiceHistory {
         self.regression.observe(libm::log(speed), &terms);
     }
 
-    /// Returns the speed in windows with the usual presence of each co-runner; `None` before the first window.
+    /// The speed in windows with the usual presence of each co-runner; `None` before the first window.
     fn usual_speed(&self) -> Option<f64> {
         let presences = self.co_runners.iter().map(|co_runner| co_runner.presence);
         let terms: Vec<f64> = std::iter::once(self.waiting.usual_share())
@@ -718,7 +718,7 @@ impl ServiceHistory {
         self.regression.predict(&terms).map(libm::exp)
     }
 
-    /// Returns the effect of each co-runner, without the effect of waiting.
+    /// The effect of each co-runner, without the effect of waiting.
     fn co_runner_effects(&self) -> Vec<EffectEstimate> {
         let mut effects = self.regression.effects();
         effects.drain(..CO_RUNNER_TERMS.min(effects.len()));
@@ -845,8 +845,8 @@ impl ServiceHistory {
         losses
     }
 
-    /// Returns the measured losses that services which are confined now would add without their confinement, at their
-    /// present activity.
+    /// The measured losses that services which are confined now would add without their confinement, at their present
+    /// activity.
     fn prevented_losses(&self) -> Vec<ServiceLoss> {
         let effects = self.co_runner_effects();
         let loss_of = |confined: &CoRunnerHistory| {
@@ -875,7 +875,7 @@ impl ServiceHistory {
         losses
     }
 
-    /// Returns the reason why the report lacks a slowdown or losses; `None` if it has both.
+    /// The reason why the report lacks a slowdown or losses; `None` if it has both.
     fn missing_loss_reason(
         &self,
         report: &ServiceReport,
@@ -924,7 +924,7 @@ impl ServiceHistory {
     }
 }
 
-/// Returns whether nearly all that a service ran was measured to evict nothing from the caches of others.
+/// Whether nearly all that a service ran was measured to evict nothing from the caches of others.
 fn evicts_nothing(activity: &ServiceActivity<'_>, profiles: &Profiles) -> bool {
     let is_sparing = |task: &&&TaskSample| {
         let profile = profiles.get(&task.task);
@@ -946,8 +946,8 @@ fn sort_losses(losses: &mut [ServiceLoss]) {
     });
 }
 
-/// Returns a forecast from probes. Sensitivity is the slowdown beside a full stream, and intensity is a fraction of a
-/// stream's effect.
+/// A forecast from probes. Sensitivity is the slowdown beside a full stream, and intensity is a fraction of a stream's
+/// effect.
 fn contention_forecast(profile: &Profile, co_runner: &Profile) -> Option<Estimate> {
     let sensitivity = profile.contention.sensitivity?.estimate();
     let intensity = co_runner.contention.intensity?.estimate();
@@ -959,7 +959,7 @@ fn contention_forecast(profile: &Profile, co_runner: &Profile) -> Option<Estimat
     })
 }
 
-/// Returns the instructions and cycles of these counts, if both were counted.
+/// The instructions and cycles of these counts, if both were counted.
 fn work_counts(counts: &EventCounts) -> Option<(f64, f64)> {
     counts
         .get(CounterEvent::Instructions)
@@ -1003,7 +1003,7 @@ pub(crate) fn activities_by_service<'a>(
     activities
 }
 
-/// Returns the work per second of processor time, by the best metric that any of the tasks has.
+/// The work per second of processor time, by the best metric that any of the tasks has.
 fn service_speed(activity: &ServiceActivity<'_>, elapsed_ns: u64) -> Option<(WorkMetric, f64)> {
     let task_metrics: Vec<(&TaskSample, Vec<(WorkMetric, f64)>)> = activity
         .tasks

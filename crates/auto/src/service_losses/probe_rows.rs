@@ -49,7 +49,7 @@ impl<'a> ProbeRows<'a> {
     }
 }
 
-/// Returns the instructions and cycles of these tasks in these intervals.
+/// The instructions and cycles of these tasks in these intervals.
 pub(crate) fn counts_of_tasks(rows: &[&RowInterval], tasks: &BTreeSet<TaskId>) -> (f64, f64) {
     let counts = rows
         .iter()

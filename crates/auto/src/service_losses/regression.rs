@@ -126,7 +126,7 @@ impl EffectRegression {
             decay_factor * speed_projection * speed_projection + (1.0 - RETENTION) * residual;
     }
 
-    /// Returns the estimated effect of each co-runner, by index.
+    /// The estimated effect of each co-runner, by index.
     pub fn effects(&self) -> Vec<EffectEstimate> {
         // The prior is in units of the noise, which is known only after a first solution.
         let Some((initial_effects, _)) = self.solve(PRIOR_NOISE * PRIOR_NOISE) else {
@@ -149,7 +149,7 @@ impl EffectRegression {
             .collect()
     }
 
-    /// Returns the logarithm of the speed that the effects give with these presences; `None` before the first window.
+    /// The logarithm of the speed that the effects give with these presences; `None` before the first window.
     pub fn predict(&self, presence: &[f64]) -> Option<f64> {
         let speed_offset = self.speed_offset?;
         let (effects, _) = self.solve(PRIOR_NOISE * PRIOR_NOISE)?;
@@ -195,8 +195,7 @@ impl EffectRegression {
         variance * (1.0 + correlation) / (1.0 - correlation)
     }
 
-    /// Returns the effects, and their variances at a noise of one, by Gauss-Jordan elimination of a positive definite
-    /// matrix.
+    /// The effects, and their variances at a noise of one, by Gauss-Jordan elimination of a positive definite matrix.
     fn solve(&self, noise_variance: f64) -> Option<(Vec<f64>, Vec<f64>)> {
         let size = self.speed_products.len();
         let prior = noise_variance / (PRIOR_DEVIATION * PRIOR_DEVIATION);

@@ -12,7 +12,7 @@ fn unit_service(name: &str) -> ServiceIdentity {
     ServiceIdentity::new(ServiceKind::Unit, format!("{name}.service"))
 }
 
-/// Returns a task that runs all the time on a CPU, with this many instructions if they are counted.
+/// A task that runs all the time on a CPU, with this many instructions if they are counted.
 fn task_fixture(
     id: u32,
     service: &ServiceIdentity,
@@ -285,7 +285,7 @@ fn a_service_on_another_cache_is_never_named_as_a_cause() {
     }
 }
 
-/// Returns an interval of a probe with these tasks, each with its instructions per 1,000 cycles.
+/// An interval of a probe with these tasks, each with its instructions per 1,000 cycles.
 fn row_fixture(tasks: &[(u32, u64)]) -> RowInterval {
     let counts = |instructions| {
         EventCounts::exact([
@@ -388,7 +388,7 @@ fn a_confined_cause_stays_named_with_its_loss_before() {
     );
 }
 
-/// Returns a task that ran and waited for these parts of a window on a CPU.
+/// A task that ran and waited for these parts of a window on a CPU.
 fn sharing_task(
     id: u32,
     service: &ServiceIdentity,

@@ -82,7 +82,7 @@ impl WaitingHistory {
         self.windows.iter().map(amount_of).sum()
     }
 
-    /// Returns whether there are enough windows, and enough demand for CPUs in them.
+    /// Whether there are enough windows, and enough demand for CPUs in them.
     fn has_evidence(&self) -> bool {
         let demand_ns = self.sum(|window| window.demand_ns);
         self.windows.len() >= MIN_WINDOWS as usize
@@ -90,7 +90,7 @@ impl WaitingHistory {
             && demand_ns >= MIN_PRESENCE * self.sum(|window| window.elapsed_ns)
     }
 
-    /// Returns the run time that waiting for other services adds.
+    /// The run time that waiting for other services adds.
     pub(super) fn loss(&self) -> Option<Estimate> {
         if !self.has_evidence() {
             return None;
@@ -109,7 +109,7 @@ impl WaitingHistory {
         })
     }
 
-    /// Returns the services that ran while this one waited, those with the largest part first.
+    /// The services that ran while this one waited, those with the largest part first.
     pub(super) fn causes(&self) -> Vec<WaitingCause> {
         if !self.has_evidence() {
             return Vec::new();
@@ -133,7 +133,7 @@ impl WaitingHistory {
         causes
     }
 
-    /// Returns the part of the demand for CPUs that waits take, over the last windows.
+    /// The part of the demand for CPUs that waits take, over the last windows.
     pub(super) fn usual_share(&self) -> f64 {
         let demand_ns = self.sum(|window| window.demand_ns);
         let waited_ns = demand_ns - self.sum(|window| window.own_ns);
@@ -144,7 +144,7 @@ impl WaitingHistory {
         }
     }
 
-    /// Returns the same for the newest window.
+    /// The same for the newest window.
     pub(super) fn last_share(&self) -> f64 {
         self.windows
             .back()
@@ -153,7 +153,7 @@ impl WaitingHistory {
     }
 }
 
-/// Returns the wait of a service in one window; `None` if the machine counts no waits.
+/// The wait of a service in one window; `None` if the machine counts no waits.
 fn divide_wait(
     service: &ServiceIdentity,
     activities: &ServiceActivities<'_>,
@@ -223,7 +223,7 @@ fn divide_wait(
     })
 }
 
-/// Returns the CPUs on which a service ran or waited.
+/// The CPUs on which a service ran or waited.
 fn cpus_of(activity: &ServiceActivity<'_>) -> impl Iterator<Item = CpuId> {
     let waiting_cpus = activity.tasks.iter().filter_map(|task| task.cpu);
     activity.on_cpu_ns.keys().copied().chain(waiting_cpus)

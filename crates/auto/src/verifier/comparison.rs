@@ -22,9 +22,9 @@ pub struct CumulativeSpeedup {
     pub variance: f64,
 }
 
-/// Returns every live process that was measured on both sides in its present phase, in order of arrival.
-/// `comparison_windows` is the number of windows before the change that are compared; earlier ones are used for the
-/// noise. A process whose phases are averaged is compared over like windows, or over all windows if too few are alike.
+/// Every live process that was measured on both sides in its present phase, in order of arrival. `comparison_windows`
+/// is the number of windows before the change that are compared; earlier ones are used for the noise. A process whose
+/// phases are averaged is compared over like windows, or over all windows if too few are alike.
 pub fn process_changes<'a>(
     view: &View<'_>,
     windows_before: impl Iterator<Item = &'a WindowSpeeds> + Clone,
@@ -83,8 +83,7 @@ pub fn process_changes<'a>(
         .collect()
 }
 
-/// Returns whether a process whose phases are averaged has no like windows on the two sides, so that more windows are
-/// needed.
+/// Whether a process whose phases are averaged has no like windows on the two sides, so that more windows are needed.
 pub fn needs_like_windows<'a>(
     processes: &[ProcessId],
     windows_before: impl Iterator<Item = &'a WindowSpeeds> + Clone,
@@ -103,8 +102,8 @@ pub fn needs_like_windows<'a>(
         .any(|process| lacks_windows(process).unwrap_or(false))
 }
 
-/// Returns the windows of a process before and after the change that are in the phase of its last window; `None` if it
-/// has no window after the change.
+/// The windows of a process before and after the change that are in the phase of its last window; `None` if it has no
+/// window after the change.
 fn windows_of_phase<'a>(
     process: ProcessId,
     mut windows_before: impl Iterator<Item = &'a WindowSpeeds>,
@@ -134,7 +133,7 @@ fn has_averaged_phases(sides: &[Vec<&ProcessSpeed>; 2]) -> bool {
         .all(|side| !side.is_empty() && side.iter().all(|speed| speed.has_averaged_phases()))
 }
 
-/// Returns the windows of both sides by their work, with the incoming accesses by which like windows are found.
+/// The windows of both sides by their work, with the incoming accesses by which like windows are found.
 fn work_windows(sides: &[Vec<&ProcessSpeed>; 2], metric: WorkMetric) -> [Vec<WorkWindow>; 2] {
     [0, 1].map(|side| {
         let work_window = |speed: &&ProcessSpeed| {
@@ -147,8 +146,8 @@ fn work_windows(sides: &[Vec<&ProcessSpeed>; 2], metric: WorkMetric) -> [Vec<Wor
     })
 }
 
-/// Returns the difference over the same work; `None` unless each side has most of its work in common with the other. A
-/// program whose phases are averaged is in another phase in each window, so a few windows do not represent all phases.
+/// The difference over the same work; `None` unless each side has most of its work in common with the other. A program
+/// whose phases are averaged is in another phase in each window, so a few windows do not represent all phases.
 fn difference_of_like_windows(
     sides: &[Vec<&ProcessSpeed>; 2],
     metric: WorkMetric,
@@ -166,7 +165,7 @@ fn difference_of_like_windows(
     speed_difference(&before, &after).filter(|difference| difference.standard_error.is_finite())
 }
 
-/// Returns the difference over all work.
+/// The difference over all work.
 fn difference_of_all_windows(
     sides: &[Vec<&ProcessSpeed>; 2],
     metric: WorkMetric,
@@ -178,7 +177,7 @@ fn difference_of_all_windows(
     speed_difference(&windows[0], &windows[1])
 }
 
-/// Returns the logarithms of one kind of work on both sides, if it measures speed on both. Work that is counted only
+/// The logarithms of one kind of work on both sides, if it measures speed on both. Work that is counted only
 /// occasionally does not, and a proxy must be steady before the change.
 fn common_metric(
     sides: &[Vec<&ProcessSpeed>; 2],
@@ -233,7 +232,7 @@ fn goal_change(
     }
 }
 
-/// Returns the sum of the rates promised to a process's threads, as a logarithm, and the work that they count.
+/// The sum of the rates promised to a process's threads, as a logarithm, and the work that they count.
 fn promised_log_rate(process: ProcessId, samples: &[TaskSample]) -> Option<(WorkMetric, f64)> {
     let (mut rate_sum, mut promised_metric) = (0.0, None);
     for task in samples
@@ -276,7 +275,7 @@ fn rate_goal_change(
     }
 }
 
-/// Returns the changes relative to the baseline: each change plus the total so far.
+/// The changes relative to the baseline: each change plus the total so far.
 pub fn changes_from_baseline(
     changes: &[ProcessChange],
     totals: &BTreeMap<ProcessId, CumulativeSpeedup>,

@@ -33,12 +33,12 @@ struct FailedPlan {
 }
 
 impl FailedPlan {
-    /// Returns whether both plans are the same for the live tasks.
+    /// Whether both plans are the same for the live tasks.
     fn has_same_placement(&self, plan: &Plan, live_tasks: &LiveTasks) -> bool {
         is_same_placement(&self.plan, plan, &self.tasks.intersection(live_tasks))
     }
 
-    /// Returns whether both plans are the same up to an exchange of like caches.
+    /// Whether both plans are the same up to an exchange of like caches.
     fn is_mirror(&self, plan: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> bool {
         symmetry::is_mirror(
             &self.plan,
@@ -118,18 +118,18 @@ impl PlanCooldown {
         self.consecutive_failures = self.consecutive_failures.saturating_sub(1);
     }
 
-    /// Returns whether no plans are stored.
+    /// Whether no plans are stored.
     pub fn is_empty(&self) -> bool {
         self.failed_plans.is_empty()
     }
 
-    /// Returns whether every change is refused in this window.
+    /// Whether every change is refused in this window.
     pub fn is_paused(&self, window: u64) -> bool {
         window < self.pause_end
     }
 
-    /// Returns the window until which this plan is on cooldown; `None` if it is not. `replacement` is the plan that
-    /// would be in force instead.
+    /// The window until which this plan is on cooldown; `None` if it is not. `replacement` is the plan that would be in
+    /// force instead.
     pub fn exclusion_end(
         &self,
         plan: &Plan,
@@ -158,8 +158,8 @@ impl PlanCooldown {
             .map(|failed| failed.cooldown_end)
     }
 
-    /// Returns the reason why this plan must be refused in this window, if any. `replacement` is the plan that would be
-    /// in force instead.
+    /// The reason why this plan must be refused in this window, if any. `replacement` is the plan that would be in
+    /// force instead.
     pub fn refusal_of(
         &self,
         plan: &Plan,

@@ -160,7 +160,7 @@ pub fn describe_rollback(
     }
 }
 
-/// Returns the names of the proxy events as text.
+/// The names of the proxy events as text.
 fn proxy_note(regression: &Regression) -> String {
     let (count, events) = &regression.judgement.proxy_comparison;
     let mut names: Vec<&str> = events

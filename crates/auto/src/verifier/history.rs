@@ -146,8 +146,8 @@ impl History {
         is_measured
     }
 
-    /// Returns whether probes of this plan stopped or slowed programs in the window. Probes that always do are the
-    /// normal state, and do not count.
+    /// Whether probes of this plan stopped or slowed programs in the window. Probes that always do are the normal
+    /// state, and do not count.
     fn record_disturbance(&mut self, plan: &Plan, trial_window_count: usize) -> bool {
         let has_disturbing_probe = plan.probes.iter().any(|probe| is_disturbing(&probe.kind));
         self.disturbed_windows = if has_disturbing_probe {
@@ -158,7 +158,7 @@ impl History {
         has_disturbing_probe && self.disturbed_windows <= MAX_PENDING_LENGTHS * trial_window_count
     }
 
-    /// Returns whether a plan other than the reference is in force.
+    /// Whether a plan other than the reference is in force.
     pub fn is_on_trial(&self) -> bool {
         self.trial
             .as_ref()
@@ -240,8 +240,8 @@ impl History {
         }
     }
 
-    /// Returns the windows by which the plan on trial can be judged now; `None` if there are not enough yet, or there
-    /// is no trial.
+    /// The windows by which the plan on trial can be judged now; `None` if there are not enough yet, or there is no
+    /// trial.
     pub fn windows_to_compare(&self, trial_window_count: usize) -> Option<Vec<WindowSpeeds>> {
         let trial = self
             .trial
@@ -300,8 +300,8 @@ impl History {
         }
     }
 
-    /// Returns the number of measured windows that are missing for a comparison; `None` if there are enough, or if
-    /// nothing has been measured for so long that none is expected.
+    /// The number of measured windows that are missing for a comparison; `None` if there are enough, or if nothing has
+    /// been measured for so long that none is expected.
     pub fn missing_windows(&self, trial_window_count: usize) -> Option<usize> {
         let measured_windows = self.reference.windows.len();
         let is_unmeasurable =
@@ -311,12 +311,12 @@ impl History {
         (!has_reference).then(|| MIN_REFERENCE_WINDOWS - measured_windows)
     }
 
-    /// Returns the tasks for which the plan in force was decided.
+    /// The tasks for which the plan in force was decided.
     pub fn deciding_tasks(&self) -> &LiveTasks {
         &self.deciding_tasks
     }
 
-    /// Returns the live tasks that the reference covers.
+    /// The live tasks that the reference covers.
     pub fn known_tasks(&self) -> LiveTasks {
         self.reference.tasks.intersection(&self.live_tasks)
     }

@@ -65,7 +65,7 @@ impl HomeRestorer {
         })
     }
 
-    /// Returns whether tasks are still pinned after this window.
+    /// Whether tasks are still pinned after this window.
     pub fn is_active(&self, window: u64) -> bool {
         window < self.end_window
     }
@@ -87,7 +87,7 @@ impl HomeRestorer {
         }
     }
 
-    /// Returns the plan without the temporary pins.
+    /// The plan without the temporary pins.
     pub fn plan_without_homes(&self, plan: &Plan) -> Plan {
         let mut plan = plan.clone();
         plan.affinity

@@ -155,8 +155,8 @@ impl Judge<'_> {
     }
 }
 
-/// Returns the logarithm of the objective after a change over that before it, from the ratio of each process's speeds.
-/// A process without a ratio does not count.
+/// The logarithm of the objective after a change over that before it, from the ratio of each process's speeds. A
+/// process without a ratio does not count.
 fn log_ratio(change: &ProposedChange, ratio: impl Fn(ProcessId) -> Option<f64>) -> Option<f64> {
     let changed_speeds: Vec<(f64, f64)> = change
         .speeds
@@ -177,7 +177,7 @@ fn log_ratio(change: &ProposedChange, ratio: impl Fn(ProcessId) -> Option<f64>) 
     (ratio.is_finite() && ratio > 0.0).then(|| libm::log(ratio))
 }
 
-/// Returns the objective of a proposed change, computed from the changes of its processes.
+/// The objective of a proposed change, computed from the changes of its processes.
 fn measured_log_ratio(
     change: &ProposedChange,
     changes: &[ProcessChange],
@@ -208,8 +208,7 @@ fn measured_log_ratio(
     })
 }
 
-/// Returns whether the change certainly sped up a process whose goal is the reason for it, without breaking another
-/// goal.
+/// Whether the change certainly sped up a process whose goal is the reason for it, without breaking another goal.
 fn is_missed_goal_improved(change: &ProposedChange, changes: &[ProcessChange]) -> bool {
     let is_improved = |process_change: &ProcessChange| {
         change.goal_processes.contains(&process_change.process)
@@ -221,7 +220,7 @@ fn is_missed_goal_improved(change: &ProposedChange, changes: &[ProcessChange]) -
     changes.iter().any(is_improved) && changes.iter().all(breaks_no_goal)
 }
 
-/// Returns whether a roll-back would change the placement of the live tasks.
+/// Whether a roll-back would change the placement of the live tasks.
 fn can_revert(state: &PlanRecord, view: &View<'_>) -> bool {
     let mut plan = view.previous_plan.clone();
     set_placement(&mut plan, &state.plan, &state.tasks, view);

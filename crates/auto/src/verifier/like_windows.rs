@@ -28,7 +28,7 @@ pub struct WorkWindow {
 }
 
 impl WorkWindow {
-    /// Returns whether equally many accesses reach the cache in both windows.
+    /// Whether equally many accesses reach the cache in both windows.
     fn has_similar_traffic(&self, other: &WorkWindow) -> bool {
         let Some((own, other)) = self.incoming_per_instr.zip(other.incoming_per_instr) else {
             return true;
@@ -39,8 +39,8 @@ impl WorkWindow {
     }
 }
 
-/// Returns the logarithm of the second series' speed over that of the first, over the work of the first that both
-/// contain. `None` if that is too little.
+/// The logarithm of the second series' speed over that of the first, over the work of the first that both contain.
+/// `None` if that is too little.
 pub fn speed_difference(before: &[WorkWindow], after: &[WorkWindow]) -> Option<Difference> {
     let kinds = matching_kinds(before, after);
     let total_work: f64 = before.iter().map(|window| window.work_per_s).sum();
@@ -105,9 +105,8 @@ fn time_per_work(windows: &[&WorkWindow]) -> f64 {
     windows.len() as f64 / work_of(windows)
 }
 
-/// Returns the variance of a window's time per work around the mean of its kind and series, as a fraction of the
-/// squared mean, with its degrees of freedom. The variance is increased if successive windows resemble each other
-/// (Bartlett 1946).
+/// The variance of a window's time per work around the mean of its kind and series, as a fraction of the squared mean,
+/// with its degrees of freedom. The variance is increased if successive windows resemble each other (Bartlett 1946).
 fn pooled_variance(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
     let (mut square_sum, mut product_sum) = (0.0, 0.0);
     let (mut window_count, mut series_count) = (0, 0);

@@ -35,7 +35,7 @@ impl LiveTasks {
         }
     }
 
-    /// Returns the tasks that are in both sets.
+    /// The tasks that are in both sets.
     pub fn intersection(&self, other: &LiveTasks) -> LiveTasks {
         LiveTasks {
             tasks: self.tasks.intersection(&other.tasks).copied().collect(),
@@ -55,8 +55,7 @@ impl LiveTasks {
     }
 }
 
-/// Returns whether two plans are the same for these tasks. Windows, probes, penalties and group numbers are not
-/// compared.
+/// Whether two plans are the same for these tasks. Windows, probes, penalties and group numbers are not compared.
 pub fn is_same_placement(a: &Plan, b: &Plan, live_tasks: &LiveTasks) -> bool {
     let weight_of = |plan: &Plan, task: &TaskId| plan.weights.get(task).copied().unwrap_or(1.0);
     live_tasks.tasks.iter().all(|task| {
@@ -65,7 +64,7 @@ pub fn is_same_placement(a: &Plan, b: &Plan, live_tasks: &LiveTasks) -> bool {
         && are_same_shares(&a.shares, &b.shares, live_tasks)
 }
 
-/// Returns the gangs reduced to these tasks; empty ones are left out.
+/// The gangs reduced to these tasks; empty ones are left out.
 pub fn restrict_gangs(schedules: &[GangSchedule], live_tasks: &LiveTasks) -> Vec<GangSchedule> {
     let mut schedules = schedules.to_vec();
     for schedule in &mut schedules {
@@ -79,7 +78,7 @@ pub fn restrict_gangs(schedules: &[GangSchedule], live_tasks: &LiveTasks) -> Vec
     schedules
 }
 
-/// Returns the shares reduced to these tasks; empty ones are left out.
+/// The shares reduced to these tasks; empty ones are left out.
 pub fn restrict_shares(shares: &[CacheShare], live_tasks: &LiveTasks) -> Vec<CacheShare> {
     let mut shares = shares.to_vec();
     shares
@@ -160,7 +159,7 @@ fn has_seats_on_own_cpus(schedule: &GangSchedule) -> bool {
         .all(|(_, cpu)| is_inside(cpu))
 }
 
-/// Returns whether every task that may run only on the gangs' CPUs has a turn in one of the gangs.
+/// Whether every task that may run only on the gangs' CPUs has a turn in one of the gangs.
 fn has_turn_for_each_task(
     schedule: &GangSchedule,
     affinity: &std::collections::BTreeMap<TaskId, CpuSet>,
@@ -179,7 +178,7 @@ fn has_turn_for_each_task(
     })
 }
 
-/// Returns whether the plans differ at most in the sizes of their partitions.
+/// Whether the plans differ at most in the sizes of their partitions.
 pub fn is_only_resized(old_plan: &Plan, new_plan: &Plan, live_tasks: &LiveTasks) -> bool {
     let without_sizes = |plan: &Plan| {
         let mut plan = plan.clone();
@@ -197,7 +196,7 @@ pub fn is_only_resized(old_plan: &Plan, new_plan: &Plan, live_tasks: &LiveTasks)
     )
 }
 
-/// Returns whether the new plan differs from the old one only by fewer partitions, members of partitions and turns.
+/// Whether the new plan differs from the old one only by fewer partitions, members of partitions and turns.
 pub fn is_only_released(old_plan: &Plan, new_plan: &Plan, live_tasks: &LiveTasks) -> bool {
     let without_partitions = |plan: &Plan| Plan {
         gangs: Vec::new(),

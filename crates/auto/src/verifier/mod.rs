@@ -366,8 +366,8 @@ impl<P> Verifier<P> {
         self.verdicts.latest = Some(verdict);
     }
 
-    /// Returns the decision with the plan for the next window: the plan as decided, the reference after a
-    /// roll-back, or the replacement of a refused plan.
+    /// The decision with the plan for the next window: the plan as decided, the reference after a roll-back, or the
+    /// replacement of a refused plan.
     fn finalize_decision(
         &mut self,
         mut decision: Decision,

@@ -21,8 +21,8 @@ pub struct Difference {
     pub degrees_of_freedom: f64,
 }
 
-/// Returns the median of `values_after` minus that of the last `latest_count` of `values_before`; all of
-/// `values_before` is used for the noise. `None` if either has fewer than two windows.
+/// The median of `values_after` minus that of the last `latest_count` of `values_before`; all of `values_before` is
+/// used for the noise. `None` if either has fewer than two windows.
 pub fn median_difference(
     values_before: &[f64],
     values_after: &[f64],
@@ -60,13 +60,12 @@ fn squared_deviations(values: &[f64]) -> f64 {
         .sum()
 }
 
-/// Returns the standard deviation; NaN for fewer than two values.
+/// The standard deviation; NaN for fewer than two values.
 pub fn standard_deviation(values: &[f64]) -> f64 {
     libm::sqrt(squared_deviations(values) / (values.len() as f64 - 1.0))
 }
 
-/// Returns the autocorrelation of successive windows, corrected for the subtracted mean (Kendall 1954); 0 if there are
-/// too few.
+/// The autocorrelation of successive windows, corrected for the subtracted mean (Kendall 1954); 0 if there are too few.
 fn window_autocorrelation(values_before: &[f64], values_after: &[f64]) -> f64 {
     let count = (values_before.len() + values_after.len()) as f64;
     if values_before.len() < MIN_AUTOCORRELATION_WINDOWS {
@@ -96,13 +95,13 @@ pub fn corrected_autocorrelation(autocorrelation: f64, series_count: u32, value_
     }
 }
 
-/// Returns the factor by which an autocorrelation increases the variance of a mean (Bartlett 1946).
+/// The factor by which an autocorrelation increases the variance of a mean (Bartlett 1946).
 pub fn variance_factor(autocorrelation: f64) -> f64 {
     (1.0 + autocorrelation) / (1.0 - autocorrelation)
 }
 
-/// Returns the bound that Student's t exceeds with this probability, which is at most a half (Abramowitz and Stegun
-/// 26.2.23, 26.7.5).
+/// The bound that Student's t exceeds with this probability, which is at most a half (Abramowitz and Stegun 26.2.23,
+/// 26.7.5).
 pub fn student_bound(probability: f64, degrees_of_freedom: f64) -> f64 {
     let t = libm::sqrt(-2.0 * libm::log(probability.clamp(1e-12, 0.5)));
     let numerator = 2.515_517 + t * (0.802_853 + t * 0.010_328);

@@ -27,8 +27,8 @@ pub struct ProcessSpeed {
 }
 
 impl ProcessSpeed {
-    /// Returns whether the program's phases are averaged, so that windows of the same number and kind may be of
-    /// different phases.
+    /// Whether the program's phases are averaged, so that windows of the same number and kind may be of different
+    /// phases.
     pub fn has_averaged_phases(&self) -> bool {
         self.phase.kind == Some(AVERAGED)
     }
@@ -37,7 +37,7 @@ impl ProcessSpeed {
 /// Speeds of one window. A live process without countable work has an empty entry.
 pub type WindowSpeeds = BTreeMap<ProcessId, ProcessSpeed>;
 
-/// Returns the processes with at least one live thread, in order of arrival.
+/// The processes with at least one live thread, in order of arrival.
 pub fn live_processes(tasks: &[TaskSample]) -> Vec<ProcessId> {
     let mut known_processes = BTreeSet::new();
     tasks
@@ -47,7 +47,7 @@ pub fn live_processes(tasks: &[TaskSample]) -> Vec<ProcessId> {
         .collect()
 }
 
-/// Returns the speeds of all live processes in the window of a view.
+/// The speeds of all live processes in the window of a view.
 pub fn measure_speeds(view: &View<'_>) -> WindowSpeeds {
     let elapsed_ns = view.observation.span.elapsed_ns;
     let mut threads: BTreeMap<ProcessId, Vec<&TaskSample>> = BTreeMap::new();
@@ -111,8 +111,7 @@ fn log_over_solo(threads: &[&TaskSample], view: &View<'_>) -> Option<f64> {
     (ratio.is_finite() && ratio > 0.0).then(|| libm::log(ratio))
 }
 
-/// Returns whether the probe stops, occupies or slows programs. Watch points and hardware contexts' own counters do
-/// not.
+/// Whether the probe stops, occupies or slows programs. Watch points and hardware contexts' own counters do not.
 pub fn is_disturbing(kind: &ProbeKind) -> bool {
     !matches!(
         kind,
@@ -120,8 +119,8 @@ pub fn is_disturbing(kind: &ProbeKind) -> bool {
     )
 }
 
-/// Returns the counts of accesses that reach the cache: misses of the two first-level caches, and references of this
-/// one; `None` if not all of them were counted.
+/// The counts of accesses that reach the cache: misses of the two first-level caches, and references of this one;
+/// `None` if not all of them were counted.
 fn incoming_accesses(counts: &EventCounts, level: CacheLevel) -> Option<[f64; 3]> {
     let miss_count = |level| counts.get(CounterEvent::Misses(level));
     Some([

@@ -90,7 +90,7 @@ pub struct CanonicalPlan {
     color_shares: Vec<(Option<CacheSignature>, ShareSignature)>,
 }
 
-/// Returns whether two plans are the same for these tasks, up to an exchange of like caches.
+/// Whether two plans are the same for these tasks, up to an exchange of like caches.
 pub fn is_mirror(a: &Plan, b: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> bool {
     let allowed_cpu_count =
         |plan: &Plan, task: &TaskId| plan.affinity.get(task).map(IndexSet::count);
@@ -104,7 +104,7 @@ pub fn is_mirror(a: &Plan, b: &Plan, live_tasks: &LiveTasks, topology: &Topology
 }
 
 impl CanonicalPlan {
-    /// Returns the canonical form of a plan for these tasks.
+    /// The canonical form of a plan for these tasks.
     pub fn new(plan: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> Self {
         let plan_by_cpu = PlanByCpu::new(plan, live_tasks, topology);
         let mut caches: Vec<&Cache> = topology.caches.iter().collect();

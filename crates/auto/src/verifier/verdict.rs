@@ -53,13 +53,12 @@ impl ProcessChange {
         self.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     }
 
-    /// Returns whether the change is larger than noise, with a bound that is corrected for the number of tested
-    /// processes.
+    /// Whether the change is larger than noise, with a bound that is corrected for the number of tested processes.
     pub fn exceeds_noise(&self, tested_processes: usize) -> bool {
         self.log_ratio.abs() > self.noise_bound(tested_processes)
     }
 
-    /// Returns the size up to which noise may explain a change.
+    /// The size up to which noise may explain a change.
     fn noise_bound(&self, tested_processes: usize) -> f64 {
         let bound = student_bound(
             FALSE_ALARM_RATE / tested_processes.max(1) as f64,
@@ -87,8 +86,8 @@ pub struct GuardVerdict {
 }
 
 impl GuardVerdict {
-    /// Returns the verdict under the objective. `min_loss` is the smallest loss of the mean that causes a roll-back, as
-    /// a share.
+    /// The verdict under the objective. `min_loss` is the smallest loss of the mean that causes a roll-back, as a
+    /// share.
     pub fn from_changes(
         changes: &[ProcessChange],
         objective: GuardObjective,
@@ -146,7 +145,7 @@ impl GoalChange {
     }
 }
 
-/// Returns the objective's value, counting only changes that exceed their own noise.
+/// The objective's value, counting only changes that exceed their own noise.
 fn significant_objective_value(changes: &[ProcessChange], objective: GuardObjective) -> f64 {
     let significant_log_ratio = |change: &ProcessChange| {
         if change.exceeds_noise(changes.len()) {
@@ -171,8 +170,9 @@ fn significant_objective_value(changes: &[ProcessChange], objective: GuardObject
     }
 }
 
-/// Returns the mean over processes, its standard error and degrees of freedom (Welch 1947). Noisier processes count less,
-/// unless their changes, as far as they count, exceed their own noise: a certain gain must weigh as much as a certain loss.
+/// The mean over processes, its standard error and degrees of freedom (Welch 1947). Noisier processes count less,
+/// unless their changes, as far as they count, exceed their own noise: a certain gain must weigh as much as a certain
+/// loss.
 fn weighted_mean(changes: &[ProcessChange]) -> (f64, f64, f64) {
     let errors: Vec<f64> = changes.iter().map(|change| change.standard_error).collect();
     let median_error = median(&errors).unwrap_or(f64::NAN);
@@ -210,8 +210,8 @@ fn weighted_mean(changes: &[ProcessChange]) -> (f64, f64, f64) {
     (mean, libm::sqrt(variance), degrees_of_freedom)
 }
 
-/// Returns weights that add up to one: priority times the given factor, with at most half of the total for one of
-/// several users.
+/// Weights that add up to one: priority times the given factor, with at most half of the total for one of several
+/// users.
 fn normalized_weights(
     changes: &[ProcessChange],
     factor: impl Fn(&ProcessChange) -> f64,
@@ -258,7 +258,7 @@ fn proxy_events(changes: &[ProcessChange]) -> (usize, Vec<CounterEvent>) {
     (events.count(), distinct_events)
 }
 
-/// Returns the strictest goal and the highest priority among a process's threads.
+/// The strictest goal and the highest priority among a process's threads.
 pub fn merged_goal(process: ProcessId, tasks: &[TaskSample]) -> Goal {
     let goals = tasks
         .iter()

@@ -127,8 +127,8 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
     }
 }
 
-/// Returns the accepted connection; `None` if accept(2) failed. A failure, such as a lack of descriptors, is followed
-/// by a pause, because an immediate retry would fail again.
+/// The accepted connection; `None` if accept(2) failed. A failure, such as a lack of descriptors, is followed by a
+/// pause, because an immediate retry would fail again.
 pub async fn accept<T>(result: io::Result<T>) -> Option<T> {
     // Yields, so that closed connections release their descriptors before the next one is accepted.
     tokio::task::yield_now().await;

@@ -16,7 +16,7 @@ const HEAD_DEADLINE: Duration = Duration::from_secs(5);
 const MAX_HEAD_BYTES: usize = 8192;
 const MAX_HEAD_LINES: usize = 64;
 
-/// Returns a server that reads one head of a few kilobytes within some seconds, responds, and closes the connection.
+/// A server that reads one head of a few kilobytes within some seconds, responds, and closes the connection.
 pub fn single_request_server() -> http1::Builder {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
@@ -27,8 +27,8 @@ pub fn single_request_server() -> http1::Builder {
     http
 }
 
-/// Returns whether `host` is a name that only this host has. A foreign page can make a browser send requests to this
-/// server under that page's own name (DNS rebinding).
+/// Whether `host` is a name that only this host has. A foreign page can make a browser send requests to this server
+/// under that page's own name (DNS rebinding).
 pub fn is_this_host(host: &str) -> bool {
     let Ok(authority) = host.parse::<Authority>() else {
         return false;

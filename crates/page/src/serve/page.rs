@@ -78,7 +78,7 @@ pub struct ServeError {
 }
 
 impl ServeError {
-    /// Returns whether another process listens at the address, so that the same call can succeed later.
+    /// Whether another process listens at the address, so that the same call can succeed later.
     pub fn is_taken(&self) -> bool {
         self.is_taken
     }
@@ -171,8 +171,7 @@ impl PageBuffer {
         Ok(())
     }
 
-    /// Returns the first events for a viewer; a viewer that has windows of this run up to `last_seen` gets only those
-    /// after it.
+    /// The first events for a viewer; a viewer that has windows of this run up to `last_seen` gets only those after it.
     fn first_events(&self, last_seen: Option<u64>) -> serde_json::Result<Vec<Bytes>> {
         let mut events = vec![self.head.clone()];
         if last_seen.is_none() {
@@ -187,7 +186,7 @@ impl PageBuffer {
         Ok(events)
     }
 
-    /// Returns the number of the last window, and the events of the windows after `last_seen`.
+    /// The number of the last window, and the events of the windows after `last_seen`.
     fn events_after(&self, last_seen: Option<u64>) -> (Option<u64>, Vec<Bytes>) {
         let new_windows = self
             .windows
@@ -530,7 +529,7 @@ fn secret_and_name(path: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// Returns whether a request contains the token, in the header or in the path.
+/// Whether a request contains the token, in the header or in the path.
 fn is_authorized(headers: &HeaderMap, path_secret: Option<&str>, server: &PageServer) -> bool {
     let Some(token) = &server.token else {
         return true;

@@ -48,8 +48,8 @@ impl ChipLoads<'_> {
             / f64::from(self.chips[chip].cpu_count.max(1))
     }
 
-    /// Returns the chips, least loaded first. Ties go to the chip with the larger value of `preference_of`, then to the
-    /// earlier one.
+    /// The chips, least loaded first. Ties go to the chip with the larger value of `preference_of`, then to the earlier
+    /// one.
     fn rank_chips(&self, preference_of: impl Fn(usize) -> usize) -> Vec<usize> {
         let mut ranked_chips: Vec<usize> = (0..self.chips.len()).collect();
         ranked_chips.sort_by(|&a, &b| {
@@ -61,8 +61,7 @@ impl ChipLoads<'_> {
         ranked_chips
     }
 
-    /// Returns the highest minimum load per CPU that the remaining threads can produce on the chips outside
-    /// `excluded_chips`.
+    /// The highest minimum load per CPU that the remaining threads can produce on the chips outside `excluded_chips`.
     fn achievable_min_load(&self, excluded_chips: &[usize], remaining_threads: usize) -> f64 {
         let mut open_chips: Vec<usize> = (0..self.chips.len())
             .filter(|chip| !excluded_chips.contains(chip))
@@ -83,8 +82,8 @@ impl ChipLoads<'_> {
         f64::INFINITY
     }
 
-    /// Returns whether the remaining threads can balance `size` more threads that are spread evenly over
-    /// `target_chips`. A difference of one thread always counts as balanced.
+    /// Whether the remaining threads can balance `size` more threads that are spread evenly over `target_chips`. A
+    /// difference of one thread always counts as balanced.
     fn is_balanced(
         &self,
         target_chips: &[usize],
@@ -176,7 +175,7 @@ pub fn assign(
     assignment
 }
 
-/// Returns the chips of a cluster: the first single chip that keeps the balance, or else as few chips as possible.
+/// The chips of a cluster: the first single chip that keeps the balance, or else as few chips as possible.
 fn choose_chips(
     members: &[usize],
     threads: &[ThreadToPlace],

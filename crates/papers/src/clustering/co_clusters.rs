@@ -137,7 +137,7 @@ impl SharingMatrix {
         }
     }
 
-    /// Returns the raw counter, including noise.
+    /// The raw counter, including noise.
     fn raw_count(&self, thread: &ThreadMap<'_>, column: usize) -> u64 {
         match column.checked_sub(self.entry_count) {
             None => thread
@@ -180,13 +180,13 @@ impl Graph {
         Graph { threads, columns }
     }
 
-    /// Returns the number of labels: one for each column, and one for threads that touch nothing.
+    /// The number of labels: one for each column, and one for threads that touch nothing.
     fn label_count(&self) -> usize {
         self.columns.degrees.len() + 1
     }
 }
 
-/// Returns the same edges, grouped by the nodes of the other side.
+/// The same edges, grouped by the nodes of the other side.
 fn transpose(side: &GraphSide, other_count: usize) -> GraphSide {
     let mut first_edges = vec![0usize; other_count + 1];
     side.edges
@@ -214,7 +214,7 @@ fn transpose(side: &GraphSide, other_count: usize) -> GraphSide {
     GraphSide::new(first_edges, edges)
 }
 
-/// Returns, for each label, the sum of the degrees of its nodes.
+/// For each label, the sum of the degrees of its nodes.
 fn sum_by_label(labels: &[usize], degrees: &[f64], count: usize) -> Vec<f64> {
     let mut sums = vec![0.0; count];
     labels
@@ -324,7 +324,7 @@ fn merge(graph: &Graph, labels: &mut Labels, total_weight: f64) -> bool {
     })
 }
 
-/// Returns the index of each label among the used ones.
+/// The index of each label among the used ones.
 fn positions_by_label(used_labels: &[usize], count: usize) -> Vec<usize> {
     let mut index_by_label = vec![0; count];
     used_labels
@@ -454,7 +454,7 @@ fn find_communities(graph: &Graph) -> Labels {
     labels
 }
 
-/// Returns, for each column, whether it belongs to a single community, by raw counters.
+/// For each column, whether it belongs to a single community, by raw counters.
 fn exclusive_columns(
     threads: &[ThreadMap<'_>],
     matrix: &SharingMatrix,
@@ -560,8 +560,8 @@ fn assign_silent_threads(
     }
 }
 
-/// Returns the cluster of each thread. A thread belongs to its community if it shares enough with the rest on the
-/// community's own entries, or if it was in the same earlier cluster (columns from `first_cluster_column` on).
+/// The cluster of each thread. A thread belongs to its community if it shares enough with the rest on the community's
+/// own entries, or if it was in the same earlier cluster (columns from `first_cluster_column` on).
 fn cluster_members(
     graph: &Graph,
     labels: &Labels,

@@ -53,7 +53,7 @@ pub struct Clusters {
 }
 
 impl Clusters {
-    /// Returns the threads of each cluster, in ascending order.
+    /// The threads of each cluster, in ascending order.
     pub fn members(&self) -> Vec<Vec<usize>> {
         let mut members = vec![Vec::new(); self.cluster_count];
         for (thread, cluster) in self.cluster_by_thread.iter().enumerate() {
@@ -119,13 +119,13 @@ pub fn find_clusters(
     }
 }
 
-/// Returns the weight of an earlier cluster, on the scale of a counter; its square just reaches the threshold.
+/// The weight of an earlier cluster, on the scale of a counter; its square just reaches the threshold.
 fn earlier_cluster_weight(threshold: u64) -> u16 {
     libm::ceil(libm::sqrt(threshold as f64)).min(f64::from(i16::MAX)) as u16
 }
 
-/// Returns the number of entries of the shMaps, and the number of columns: one for each entry, followed by one for each
-/// earlier cluster.
+/// The number of entries of the shMaps, and the number of columns: one for each entry, followed by one for each earlier
+/// cluster.
 fn entries_and_columns(threads: &[ThreadMap<'_>]) -> (usize, usize) {
     let entry_count = threads
         .iter()

@@ -9,7 +9,7 @@ use cachemate_locality::shmap::{SharingCriteria, global_entries};
 
 use super::{Clusters, CounterWeights, ThreadMap};
 
-/// Returns a bit mask of the nonzero columns of a row; rows without a common column need no dot product.
+/// A bit mask of the nonzero columns of a row; rows without a common column need no dot product.
 fn nonzero_mask(row: &[i16]) -> Vec<u64> {
     row.chunks(64)
         .map(|word| {

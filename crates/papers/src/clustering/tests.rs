@@ -19,7 +19,7 @@ struct SharingPattern<'a> {
     accesses: u64,
 }
 
-/// Returns the shMaps of the pattern's threads, and the group of each. Groups alternate, so the order gives no hint.
+/// The shMaps of the pattern's threads, and the group of each. Groups alternate, so the order gives no hint.
 fn sample_maps(pattern: &SharingPattern<'_>, seed: u64) -> (Vec<Vec<u8>>, Vec<usize>) {
     let mut generator = SplitMix64::new(seed);
     let mut truth: Vec<usize> = pattern
@@ -58,7 +58,7 @@ fn cluster(method: ClusteringMethod, maps: &[Vec<u8>]) -> Clusters {
     find_clusters(method, &threads, &SharingCriteria::default(), THRESHOLD)
 }
 
-/// Returns whether the groups are the same, whatever their numbers.
+/// Whether the groups are the same, whatever their numbers.
 fn is_partition(clusters: &Clusters, truth: &[usize]) -> bool {
     let pairs = (0..truth.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
     clusters.cluster_by_thread.iter().all(Option::is_some)

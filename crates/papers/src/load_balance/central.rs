@@ -2,8 +2,8 @@
 
 use super::{BinLoads, CacheCapacity, TaskLoad, TaskQuota, package_sums, unevenness};
 
-/// Returns a bin for every task. The present assignment stays, with new tasks on the lightest bins that have a free
-/// CPU, unless a new one lowers the [`unevenness`] by more than `min_gain` or loads per CPU have become uneven.
+/// A bin for every task. The present assignment stays, with new tasks on the lightest bins that have a free CPU, unless
+/// a new one lowers the [`unevenness`] by more than `min_gain` or loads per CPU have become uneven.
 pub fn balance_centrally(
     capacities: &[CacheCapacity],
     task_loads: &[TaskLoad],

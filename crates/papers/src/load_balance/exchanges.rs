@@ -8,8 +8,8 @@
 
 use super::{BinLoads, CacheCapacity, TaskLoad, TaskQuota};
 
-/// Returns the pairs of a round, by the circle method. All pairs meet once in `bin_count - 1` rounds; with an odd number
-/// of bins, one of them pauses in each of `bin_count` rounds.
+/// The pairs of a round, by the circle method. All pairs meet once in `bin_count - 1` rounds; with an odd number of
+/// bins, one of them pauses in each of `bin_count` rounds.
 pub(super) fn tournament_pairs(bin_count: usize, round: u64) -> Vec<(usize, usize)> {
     if bin_count < 2 {
         return Vec::new();
@@ -68,8 +68,8 @@ pub fn exchange(
     bins
 }
 
-/// Returns a bound of the difference of any two bins with `tasks` tasks each, after all exchanges. `mean_sum` is the
-/// largest mean sum of a pair.
+/// A bound of the difference of any two bins with `tasks` tasks each, after all exchanges. `mean_sum` is the largest
+/// mean sum of a pair.
 #[cfg(test)]
 pub(super) fn max_distance(
     task_loads: &[TaskLoad],

@@ -109,15 +109,15 @@ impl TaskQuota {
     }
 }
 
-/// Returns the standard deviation of the bins' sums over their mean, plus the same for the packages' sums if packages
-/// differ from bins; 0 if all sums are 0.
+/// The standard deviation of the bins' sums over their mean, plus the same for the packages' sums if packages differ
+/// from bins; 0 if all sums are 0.
 pub fn unevenness(capacities: &[CacheCapacity], task_loads: &[TaskLoad], bins: &[usize]) -> f64 {
     let sums = BinLoads::from_bins(capacities, task_loads, bins).sums;
     variation_coefficient(&sums)
         + package_sums(capacities, &sums).map_or(0.0, |sums| variation_coefficient(&sums))
 }
 
-/// Returns the sums of the packages; `None` if each package has one bin, or all bins are in one package.
+/// The sums of the packages; `None` if each package has one bin, or all bins are in one package.
 fn package_sums(capacities: &[CacheCapacity], sums: &[f64]) -> Option<Vec<f64>> {
     let mut packages: Vec<u32> = capacities.iter().map(|capacity| capacity.package).collect();
     packages.sort_unstable();

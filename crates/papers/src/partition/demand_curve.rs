@@ -28,7 +28,7 @@ pub struct MeasuredSpeed {
 }
 
 impl MeasuredSpeed {
-    /// Returns the share of the cycles that are stalled beyond the cache; `None` if these were not counted.
+    /// The share of the cycles that are stalled beyond the cache; `None` if these were not counted.
     pub fn stall_share(&self) -> Option<f64> {
         let misses_per_instr = self.misses_per_kilo_instr? / 1000.0;
         Some(misses_per_instr * self.stall_cycles_per_miss? / self.cycles_per_instr)
@@ -145,7 +145,7 @@ impl DemandCurve {
         self
     }
 
-    /// Returns the mean curve of several threads of one process.
+    /// The mean curve of several threads of one process.
     pub fn mean_of_curves(curves: &[DemandCurve]) -> Option<Self> {
         let first = curves.first()?;
         let mean_values = |values_of: fn(&DemandCurve) -> &[f64]| -> Vec<f64> {
@@ -165,20 +165,20 @@ impl DemandCurve {
         })
     }
 
-    /// Returns the number of units of the whole cache.
+    /// The number of units of the whole cache.
     pub fn units(&self) -> u32 {
         self.cycles_per_instr.len() as u32
     }
-    /// Returns the cycles per instruction of the process on the whole cache.
+    /// The cycles per instruction of the process on the whole cache.
     pub fn whole_cache_cycles(&self) -> f64 {
         self.cycles_per_instr[self.cycles_per_instr.len() - 1]
     }
-    /// Returns the slowdown with one unit compared with all units, as a fraction.
+    /// The slowdown with one unit compared with all units, as a fraction.
     pub fn sensitivity(&self) -> f64 {
         self.cycles_per_instr[0] / self.whole_cache_cycles() - 1.0
     }
-    /// Returns the smallest number of units that slow the process down by at most this fraction, compared with the
-    /// whole cache; all units always suffice.
+    /// The smallest number of units that slow the process down by at most this fraction, compared with the whole cache;
+    /// all units always suffice.
     pub fn min_units_within(&self, max_slowdown: f64) -> u32 {
         let limit = self.whole_cache_cycles() * (1.0 + max_slowdown.max(0.0)) * (1.0 + 1e-12);
         crate::solvers::sizing::min_units_for_cost(&self.cycles_per_instr, limit)
@@ -221,7 +221,7 @@ impl DemandCurve {
     }
 }
 
-/// Returns whether a curve is far less certain at this size than where it is most certain.
+/// Whether a curve is far less certain at this size than where it is most certain.
 pub fn is_uncertain_at(curve: &SizeCurve, bytes: f64) -> bool {
     let error_width = |(_, rate): &(u64, Estimate)| rate.high - rate.low;
     let min_width = curve.iter().map(error_width).fold(f64::INFINITY, f64::min);
@@ -232,8 +232,7 @@ pub fn is_uncertain_at(curve: &SizeCurve, bytes: f64) -> bool {
     curve_point.is_some_and(|point| error_width(point) > 2.0 * min_width)
 }
 
-/// Returns the stalls by number of units; `None` unless the stall curve spans the sizes, because it is unknown beyond
-/// its ends.
+/// The stalls by number of units; `None` unless the stall curve spans the sizes, because it is unknown beyond its ends.
 fn stalls_by_units(
     profile: &Profile,
     size_of_units: &impl Fn(u32) -> f64,
@@ -264,8 +263,8 @@ fn value_at(curve: &[(u64, Estimate)], bytes: f64) -> f64 {
     a.value + fraction * (b.value - a.value)
 }
 
-/// Returns the closest falling curve (least squares, pool adjacent violators). Rises are averaged rather than cut off,
-/// so that one low reading does not pull down all later points.
+/// The closest falling curve (least squares, pool adjacent violators). Rises are averaged rather than cut off, so that
+/// one low reading does not pull down all later points.
 fn isotonic_decreasing(values: Vec<f64>) -> Vec<f64> {
     let mut blocks: Vec<(f64, usize)> = Vec::with_capacity(values.len());
     for value in values {

@@ -24,7 +24,7 @@ pub struct ProcessPhase {
 }
 
 impl ProcessPhase {
-    /// Returns the phase of the thread that has changed phase most often.
+    /// The phase of the thread that has changed phase most often.
     pub fn from_threads(threads: &[&TaskSample], view: &View<'_>) -> Self {
         let profiles = threads
             .iter()
@@ -36,7 +36,7 @@ impl ProcessPhase {
         profiles.map(phase_of).max().unwrap_or_default()
     }
 
-    /// Returns whether both are the same phase, or phases of the same kind.
+    /// Whether both are the same phase, or phases of the same kind.
     pub fn is_comparable(self, other_phase: ProcessPhase) -> bool {
         self.number == other_phase.number || self.kind.is_some() && self.kind == other_phase.kind
     }
@@ -53,7 +53,7 @@ pub struct CacheProcess<'a> {
 }
 
 impl CacheProcess<'_> {
-    /// Returns the cache on which the process spent most of this window; `None` if it did not run.
+    /// The cache on which the process spent most of this window; `None` if it did not run.
     pub fn home_cache(&self, caches: &[(&Cache, PartitionSupport)]) -> Option<CacheId> {
         let time_on_cache = |cache: &Cache| -> u64 {
             let cpu_times = self.tasks.iter().flat_map(|task| &task.on_cpu_ns);
@@ -71,18 +71,18 @@ impl CacheProcess<'_> {
             .map(|(_, cache)| cache)
     }
 
-    /// Returns the strictest goal of all threads of the process.
+    /// The strictest goal of all threads of the process.
     pub fn goal(&self) -> Goal {
         let goals = self.tasks.iter().filter_map(|task| task.goal);
         goals.fold(Goal::default(), Goal::merged_with)
     }
 
-    /// Returns whether a speed of the process is promised.
+    /// Whether a speed of the process is promised.
     pub fn is_promised(&self) -> bool {
         self.goal().is_promised()
     }
 
-    /// Returns whether any of its threads has a miss-rate curve.
+    /// Whether any of its threads has a miss-rate curve.
     pub fn has_curve(&self, view: &View<'_>) -> bool {
         self.tasks.iter().any(|task| {
             let profile = view.profiles.get(&task.task);
@@ -90,7 +90,7 @@ impl CacheProcess<'_> {
         })
     }
 
-    /// Returns whether it spent most of its time of this window on these CPUs.
+    /// Whether it spent most of its time of this window on these CPUs.
     pub fn runs_mostly_on(&self, cpus: &CpuSet) -> bool {
         let times = self.tasks.iter().flat_map(|task| &task.on_cpu_ns);
         let (here, all) = times.fold((0, 0), |(here, all), (cpu, ns)| {
@@ -100,7 +100,7 @@ impl CacheProcess<'_> {
         all > 0 && 2 * here > all
     }
 
-    /// Returns the bytes that it read from memory and wrote to it in this window; `None` if neither was counted.
+    /// The bytes that it read from memory and wrote to it in this window; `None` if neither was counted.
     pub fn moved_bytes(&self) -> Option<f64> {
         let of_task = |task: &&TaskSample| {
             let count = |event| task.counts.get(event);
@@ -115,18 +115,18 @@ impl CacheProcess<'_> {
         bytes.reduce(|sum, bytes| sum + bytes)
     }
 
-    /// Returns its threads.
+    /// Its threads.
     pub fn task_ids(&self) -> Vec<TaskId> {
         self.tasks.iter().map(|task| task.task).collect()
     }
 }
 
-/// Returns the processes with a thread that may be moved, in order of arrival, without their phases.
+/// The processes with a thread that may be moved, in order of arrival, without their phases.
 pub fn movable_processes<'a>(view: &'a View<'a>) -> Vec<CacheProcess<'a>> {
     processes_of(view.movable_tasks())
 }
 
-/// Returns the processes of these threads, in order of arrival, without their phases.
+/// The processes of these threads, in order of arrival, without their phases.
 pub fn processes_of<'a>(tasks: impl Iterator<Item = &'a TaskSample>) -> Vec<CacheProcess<'a>> {
     let mut processes: Vec<CacheProcess<'a>> = Vec::new();
     for task in tasks {
@@ -145,7 +145,7 @@ pub fn processes_of<'a>(tasks: impl Iterator<Item = &'a TaskSample>) -> Vec<Cach
     processes
 }
 
-/// Returns the tasks of one of the processes, for a reason about it.
+/// The tasks of one of the processes, for a reason about it.
 pub fn tasks_of(processes: &[CacheProcess<'_>], process: ProcessId) -> Vec<TaskId> {
     let cache_process = processes.iter().find(|other| other.process == process);
     cache_process.map_or_else(Vec::new, CacheProcess::task_ids)
@@ -166,8 +166,8 @@ pub struct SharingGroup {
 pub struct HomeCaches(BTreeMap<ProcessId, CacheId>);
 
 impl HomeCaches {
-    /// Returns every last-level cache that can be partitioned, with its processes in order of arrival. A process of
-    /// which any thread must not be changed is left out.
+    /// Every last-level cache that can be partitioned, with its processes in order of arrival. A process of which any
+    /// thread must not be changed is left out.
     pub fn collect<'a>(&mut self, view: &'a View<'a>) -> Vec<PartitionedCache<'a>> {
         let mut processes = movable_processes(view);
         processes.retain(|cache_process| {
@@ -234,19 +234,19 @@ impl<'a> PartitionedCache<'a> {
         }
     }
 
-    /// Returns whether a process has a promised slowdown.
+    /// Whether a process has a promised slowdown.
     pub fn has_goals(&self) -> bool {
         self.processes
             .iter()
             .any(|process| process.goal().max_slowdown.is_some())
     }
 
-    /// Returns whether the cache needs a partition: it has several processes, or a process with a goal.
+    /// Whether the cache needs a partition: it has several processes, or a process with a goal.
     pub fn needs_partition(&self) -> bool {
         self.processes.len() > 1 || self.has_goals()
     }
 
-    /// Returns the shares of this cache, without members that have exited.
+    /// The shares of this cache, without members that have exited.
     pub fn surviving_shares(&self, shares: &[CacheShare]) -> Vec<CacheShare> {
         let is_member = |member: &ShareMember| match member {
             ShareMember::Process(process) => self
@@ -273,8 +273,7 @@ impl<'a> PartitionedCache<'a> {
             .collect()
     }
 
-    /// Returns the shares that cancel a partition, which give every process the whole cache; none if the units are
-    /// ways.
+    /// The shares that cancel a partition, which give every process the whole cache; none if the units are ways.
     pub fn undivided_shares(&self, migration: PageMigration) -> Vec<CacheShare> {
         match self.partition_units {
             PartitionSupport::Ways { .. } => Vec::new(),
@@ -294,8 +293,8 @@ impl<'a> PartitionedCache<'a> {
         }
     }
 
-    /// Returns the shares by which the groups divide this cache; together they have at most its units. A group that
-    /// exists already keeps its units as far as possible.
+    /// The shares by which the groups divide this cache; together they have at most its units. A group that exists
+    /// already keeps its units as far as possible.
     pub fn divide(
         &self,
         groups: &[SharingGroup],
@@ -326,7 +325,7 @@ impl<'a> PartitionedCache<'a> {
         groups.iter().zip(units).map(build_share).collect()
     }
 
-    /// Returns whether every process may use the whole cache.
+    /// Whether every process may use the whole cache.
     pub fn is_undivided(&self, shares: &[CacheShare]) -> bool {
         shares
             .iter()

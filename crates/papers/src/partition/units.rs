@@ -9,8 +9,8 @@
 
 use cachemate_core::{CacheId, IndexSet, PartitionSupport, View};
 
-/// Returns the units of each group. `current_units` may be empty sets, and `sizes` are the new numbers of units, which
-/// add up to at most the cache's units.
+/// The units of each group. `current_units` may be empty sets, and `sizes` are the new numbers of units, which add up
+/// to at most the cache's units.
 pub fn assign(
     current_units: &[IndexSet],
     sizes: &[u32],
@@ -77,8 +77,8 @@ fn assign_keeping_units(current_units: &[IndexSet], sizes: &[u32], units: u32) -
     assigned_units
 }
 
-/// Returns the number of pages that a process must copy when its colors become `allowed_colors`: all pages outside
-/// these colors, and those that overfill a color when the process gets more colors (CP 4.4.2).
+/// The number of pages that a process must copy when its colors become `allowed_colors`: all pages outside these
+/// colors, and those that overfill a color when the process gets more colors (CP 4.4.2).
 pub fn pages_to_move(pages_per_color: &[u64], allowed_colors: &IndexSet) -> u64 {
     let resident_pages: u64 = pages_per_color.iter().sum();
     let max_pages_per_color = resident_pages.div_ceil(u64::from(allowed_colors.count().max(1)));
@@ -96,8 +96,8 @@ pub fn pages_to_move(pages_per_color: &[u64], allowed_colors: &IndexSet) -> u64 
         .sum()
 }
 
-/// Returns the last-level caches that can be partitioned, with their units. Colors apply to all caches of the level, so
-/// only the first of these is returned.
+/// The last-level caches that can be partitioned, with their units. Colors apply to all caches of the level, so only
+/// the first of these is returned.
 pub fn partitionable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionSupport)> {
     let mut caches: Vec<(CacheId, PartitionSupport)> = Vec::new();
     for cache in view.topology.last_level_caches() {

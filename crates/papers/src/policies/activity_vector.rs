@@ -132,14 +132,14 @@ impl Parameters {
         Ok(parameters)
     }
 
-    /// Returns whether running a task that did not run before has a cost.
+    /// Whether running a task that did not run before has a cost.
     fn charges_newcomers(&self) -> bool {
         self.form == CoScheduleForm::Set && self.weights.newcomer > 0.0
     }
 }
 
 impl FactorWeights {
-    /// Returns the weights of shared bits by level (data, code, last) and kind (use, miss).
+    /// The weights of shared bits by level (data, code, last) and kind (use, miss).
     fn bit_weights(&self) -> [f64; 6] {
         [
             self.data_use,
@@ -181,7 +181,7 @@ impl Policy for ActivityVectors {
     }
 }
 
-/// Returns the first data level, the first code level, and the contended level.
+/// The first data level, the first code level, and the contended level.
 fn weighted_levels(view: &View<'_>) -> [Option<CacheLevel>; 3] {
     let level_if_present = |level: CacheLevel| {
         view.topology
@@ -372,7 +372,7 @@ impl ActivityVectors {
         }
     }
 
-    /// Returns a permanent probe of every task for every level that has a weight and that the machine can count.
+    /// A permanent probe of every task for every level that has a weight and that the machine can count.
     fn super_set_probes(
         &self,
         view: &View<'_>,

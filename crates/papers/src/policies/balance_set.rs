@@ -206,7 +206,7 @@ fn build_gang(members: &[TaskId]) -> Gang {
     }
 }
 
-/// Returns the maximum number of turns from one turn of a task to its next.
+/// The maximum number of turns from one turn of a task to its next.
 fn max_turn_gap(groups: &[Vec<TaskId>], task: TaskId) -> usize {
     let turn_indices: Vec<usize> = (0..groups.len())
         .filter(|&index| groups[index].contains(&task))
@@ -269,8 +269,8 @@ impl BalanceSet {
 }
 
 impl CacheRotation {
-    /// Returns the length of a group's turn: the configured one, otherwise the one that [`crate::gang_quantum`]
-    /// computes, otherwise the default. If evidence is lost, the last length stays.
+    /// The length of a group's turn: the configured one, otherwise the one that [`crate::gang_quantum`] computes,
+    /// otherwise the default. If evidence is lost, the last length stays.
     fn update_turn_length(
         &mut self,
         view: &View<'_>,
@@ -426,7 +426,7 @@ impl CacheRotation {
     }
 }
 
-/// Returns the model of a thread on this cache, from its profile; `None` if the profile lacks the required facts.
+/// The model of a thread on this cache, from its profile; `None` if the profile lacks the required facts.
 fn build_task_model(
     profile: &Profile,
     domain: &LlcTasks<'_>,
@@ -476,8 +476,8 @@ fn build_task_model(
     })
 }
 
-/// Returns the group model of all threads of the cache, in which a thread without a model equals the worst known one.
-/// Returns `None` if no thread has a model.
+/// The group model of all threads of the cache, in which a thread without a model equals the worst known one. Returns
+/// `None` if no thread has a model.
 fn build_group_model(
     task_models: &[Option<TaskModel>],
     domain: &LlcTasks<'_>,

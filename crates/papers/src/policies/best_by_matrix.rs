@@ -192,7 +192,7 @@ fn exchange_equal_caches(
     }
 }
 
-/// Returns the CPUs of every task: all CPUs of its cache, or a single CPU if it matters which tasks take turns.
+/// The CPUs of every task: all CPUs of its cache, or a single CPU if it matters which tasks take turns.
 fn cpus_of(
     seating: &Seating,
     seats: &[placement::CacheSeats],

@@ -162,8 +162,8 @@ impl Policy for Casc {
     }
 }
 
-/// Returns the cache's CPUs in the order in which bucketization fills them; the last ones get the threads with the
-/// highest miss rates.
+/// The cache's CPUs in the order in which bucketization fills them; the last ones get the threads with the highest miss
+/// rates.
 ///
 /// In the better form, neighbors in this order are on different cores. A thread that waits for memory leaves its core's
 /// pipeline to its siblings. If all such threads were on one core, the other threads would compete for the remaining
@@ -596,8 +596,8 @@ impl CascCache {
         self.assignment = Some(BucketAssignment { threads, buckets });
     }
 
-    /// Returns whether bucketization is due. After a new thread's measurement, the literal form requires that the
-    /// thread has the largest PCMR or that the threshold is not met (4.3.1).
+    /// Whether bucketization is due. After a new thread's measurement, the literal form requires that the thread has
+    /// the largest PCMR or that the threshold is not met (4.3.1).
     fn is_due(
         &self,
         assignment: &BucketAssignment,
@@ -680,7 +680,7 @@ impl CascCache {
         Some(100.0 * counts.get(CounterEvent::Misses(level))? / references)
     }
 
-    /// Returns the miss rate that the tasks' PCMRs and their run times in this window predict.
+    /// The miss rate that the tasks' PCMRs and their run times in this window predict.
     fn expected_miss_rate(&self, domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<f64> {
         let (mut weighted_sum, mut weight_sum) = (0.0, 0.0);
         for sample in &domain.tasks {

@@ -32,7 +32,7 @@ impl Parameters {
         ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64)])?;
         Ok(parameters)
     }
-    /// Returns an idle plan for the next window.
+    /// An idle plan for the next window.
     pub fn idle(&self) -> Plan {
         Plan::idle(WindowLength::Time { ns: self.window_ns })
     }

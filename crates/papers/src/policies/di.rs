@@ -29,7 +29,7 @@ impl Policy for Di {
     }
 }
 
-/// Returns the solo misses per thousand instructions of each task, from its profile, all for the same size of cache.
+/// The solo misses per thousand instructions of each task, from its profile, all for the same size of cache.
 pub(super) fn recorded_rates(
     view: &View<'_>,
     recorded_cache: RecordedCache,
@@ -69,7 +69,7 @@ pub(super) fn recorded_rates(
     }
 }
 
-/// Returns the number of tasks that run below one last-level cache at a time, if all tasks are spread evenly.
+/// The number of tasks that run below one last-level cache at a time, if all tasks are spread evenly.
 fn tasks_per_cache(view: &View<'_>) -> u32 {
     let count_online = |cpus: &CpuSet| {
         view.topology
@@ -94,8 +94,8 @@ fn tasks_per_cache(view: &View<'_>) -> u32 {
         .min(max_cpu_count) as u32
 }
 
-/// Returns the first last-level cache of known size. Where last-level caches differ (hybrid processors, stacked cache on
-/// one of two dies), rates are of this one.
+/// The first last-level cache of known size. Where last-level caches differ (hybrid processors, stacked cache on one of
+/// two dies), rates are of this one.
 fn first_sized_cache(topology: &Topology) -> Option<SharedCache> {
     let cache = topology
         .caches

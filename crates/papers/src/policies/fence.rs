@@ -107,7 +107,7 @@ impl Policy for StreamFence {
 }
 
 impl StreamFence {
-    /// Returns the streams and the other processes of a cache; `None` until all have been counted.
+    /// The streams and the other processes of a cache; `None` until all have been counted.
     fn classify(
         &mut self,
         view: &View<'_>,
@@ -150,8 +150,8 @@ impl StreamFence {
     }
 }
 
-/// Returns the lines that a process reads from memory per thousand instructions, as a mean over its threads; `None` if
-/// no thread was counted. Misses stand in where reads from memory are not counted.
+/// The lines that a process reads from memory per thousand instructions, as a mean over its threads; `None` if no
+/// thread was counted. Misses stand in where reads from memory are not counted.
 fn lines_per_kilo_instr(
     view: &View<'_>,
     cache_process: &CacheProcess<'_>,

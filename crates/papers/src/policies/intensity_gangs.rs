@@ -113,8 +113,8 @@ struct IntensityGangs {
     probe_ledger: ProbeLedger,
 }
 
-/// Returns whether a probe fits the budget, which is a fraction of the time since the start. First requests may also
-/// spend each task's time for the initial profiling; repeated requests wait until that time has been recovered.
+/// Whether a probe fits the budget, which is a fraction of the time since the start. First requests may also spend each
+/// task's time for the initial profiling; repeated requests wait until that time has been recovered.
 fn has_probe_budget(
     ledger: &ProbeLedger,
     is_initial: bool,
@@ -159,8 +159,8 @@ impl Policy for IntensityGangs {
     }
 }
 
-/// Returns whether evidence cannot change the decision: there is only one active program, or one cache with a CPU for
-/// each program.
+/// Whether evidence cannot change the decision: there is only one active program, or one cache with a CPU for each
+/// program.
 fn has_no_choice(domains: &[CpuSet], shared_domains: &[&CpuSet], active_tasks: &[TaskId]) -> bool {
     match (domains, shared_domains) {
         ([_], [cpus]) => active_tasks.len() <= cpus.count() as usize,
@@ -309,7 +309,7 @@ impl IntensityGangs {
             .collect()
     }
 
-    /// Returns the groups of CPUs that share a cache by measurement; `None` while some pair is undecided.
+    /// The groups of CPUs that share a cache by measurement; `None` while some pair is undecided.
     fn measured_domains(&self, view: &View<'_>) -> Option<Vec<CpuSet>> {
         let mut domains = Vec::new();
         for domain in view.last_level_domains() {
@@ -517,7 +517,7 @@ impl IntensityGangs {
     }
 }
 
-/// Returns the probed values of a task in brackets, for a reason.
+/// The probed values of a task in brackets, for a reason.
 fn describe_probed_values(view: &View<'_>, task: TaskId) -> String {
     let profile = view.profiles.get(&task);
     let intensity = profile.and_then(|profile| profile.contention.intensity);
@@ -535,8 +535,8 @@ fn describe_probed_values(view: &View<'_>, task: TaskId) -> String {
     }
 }
 
-/// Returns the slowdown of each task beside each other one; `None` while no sensitivity or no intensity is known. A
-/// task of unknown sensitivity is assumed to be unaffected, one of unknown intensity to be harmless.
+/// The slowdown of each task beside each other one; `None` while no sensitivity or no intensity is known. A task of
+/// unknown sensitivity is assumed to be unaffected, one of unknown intensity to be harmless.
 fn estimate_costs(view: &View<'_>, active_tasks: &[TaskId]) -> Option<Vec<Vec<f64>>> {
     let value_of = |task: &TaskId, fact_of: fn(&cachemate_core::Profile) -> Option<Fact<f64>>| {
         view.profiles

@@ -149,7 +149,7 @@ impl Lfoc {
         }
     }
 
-    /// Returns the partitions of a cache; `None` if all programs share it.
+    /// The partitions of a cache; `None` if all programs share it.
     fn divide(
         &self,
         domain: &PartitionedCache<'_>,
@@ -269,7 +269,7 @@ impl Lfoc {
         }
     }
 
-    /// Returns a trace request for the first thread of every process without a curve.
+    /// A trace request for the first thread of every process without a curve.
     fn request_traces(
         &mut self,
         view: &View<'_>,
@@ -303,7 +303,7 @@ impl Lfoc {
     }
 }
 
-/// Returns the demand of a process as the mean of its threads'; `None` without a curve or a speed.
+/// The demand of a process as the mean of its threads'; `None` without a curve or a speed.
 fn demand_of(
     view: &View<'_>,
     domain: &PartitionedCache<'_>,
@@ -391,7 +391,7 @@ mod tests {
         }
     }
 
-    /// Returns the members and the units of each partition of a cache with these programs.
+    /// The members and the units of each partition of a cache with these programs.
     fn partitions(demands: &[DemandCurve], max_groups: u32) -> Option<Vec<(Vec<u32>, u32)>> {
         let topology: Topology =
             cachemate_core::test_support::last_level_caches(1, 8, CacheLevel::L3, 11 << 20);

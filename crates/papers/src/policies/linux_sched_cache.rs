@@ -55,7 +55,7 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// Returns the factor of a limit; `None` if there is no limit (`get_sched_cache_scale` of kernel/sched/fair.c).
+    /// The factor of a limit; `None` if there is no limit (`get_sched_cache_scale` of kernel/sched/fair.c).
     fn limit_factor(&self, step: f64) -> Option<f64> {
         match self.aggr_tolerance {
             0 => Some(0.0),
@@ -118,7 +118,7 @@ impl Policy for SchedCachePolicy {
     }
 }
 
-/// Returns a reason if the threads of a process are now gathered on another cache.
+/// A reason if the threads of a process are now gathered on another cache.
 fn explain_gathering(
     process: &ProcessThreads<'_>,
     cache: &Cache,
@@ -188,7 +188,7 @@ impl SchedCachePolicy {
         }
     }
 
-    /// Returns the cache on which a process is gathered; `None` if its threads are unrestricted.
+    /// The cache on which a process is gathered; `None` if its threads are unrestricted.
     fn target_cache<'a>(
         &self,
         process: &ProcessThreads<'_>,
@@ -277,8 +277,8 @@ impl CacheLoads {
         }
     }
 
-    /// Returns whether the thread may move to this cache; if so, its load counts there from now on (`can_migrate_llc`
-    /// of kernel/sched/fair.c).
+    /// Whether the thread may move to this cache; if so, its load counts there from now on (`can_migrate_llc` of
+    /// kernel/sched/fair.c).
     fn try_admit(&mut self, parameters: &Parameters, task: &TaskSample, target: CacheId) -> bool {
         let run_ns = |cache: &Cache| task.ran_on_ns(&cache.cpus);
         let Some(source) = self
@@ -314,7 +314,7 @@ impl CacheLoads {
     }
 }
 
-/// Returns the threads that may be moved, by process and in order of arrival.
+/// The threads that may be moved, by process and in order of arrival.
 fn movable_processes<'a>(view: &'a View<'_>) -> Vec<ProcessThreads<'a>> {
     let mut processes: Vec<ProcessThreads<'a>> = Vec::new();
     for task in view.movable_tasks() {
@@ -336,7 +336,7 @@ fn online_cpus(topology: &Topology, cache: &Cache) -> CpuSet {
     cache.cpus.intersection(&topology.online())
 }
 
-/// Returns the maximum number of hardware threads of a core.
+/// The maximum number of hardware threads of a core.
 fn threads_per_core(topology: &Topology) -> f64 {
     let mut cores: BTreeMap<(u32, u32), u32> = BTreeMap::new();
     topology
@@ -346,8 +346,8 @@ fn threads_per_core(topology: &Topology) -> f64 {
     f64::from(cores.values().copied().max().unwrap_or(1))
 }
 
-/// Returns the resident memory in bytes; `None` if it is unknown, or if there is only one memory node and therefore no
-/// NUMA balancing.
+/// The resident memory in bytes; `None` if it is unknown, or if there is only one memory node and therefore no NUMA
+/// balancing.
 fn footprint_bytes(process: &ProcessThreads<'_>, topology: &Topology) -> Option<u64> {
     let nodes: BTreeSet<u32> = topology.cpus.iter().map(|cpu| cpu.memory_node).collect();
     let pages_by_task = process

@@ -80,14 +80,14 @@ impl PolicyEntry {
 pub struct PolicyRegistry(pub &'static [&'static [PolicyEntry]]);
 
 impl PolicyRegistry {
-    /// Returns all policies, in the order of their names.
+    /// All policies, in the order of their names.
     pub fn entries(self) -> Vec<&'static PolicyEntry> {
         let mut entries: Vec<&PolicyEntry> = self.0.iter().copied().flatten().collect();
         entries.sort_by_key(|entry| entry.name);
         entries
     }
 
-    /// Returns the policy called `name`.
+    /// The policy called `name`.
     pub fn find(self, name: &str) -> Option<&'static PolicyEntry> {
         let mut entries = self.0.iter().copied().flatten();
         entries.find(|entry| entry.name == name)

@@ -119,9 +119,8 @@ impl Policy for Parties {
 }
 
 impl Parties {
-    /// Returns the slack of each service: the part of its limit, or of its rate, that is to spare; negative if the
-    /// promise is missed.
-    /// `None` if any is unknown, or the plan of this window is not in force yet.
+    /// The slack of each service: the part of its limit, or of its rate, that is to spare; negative if the promise is
+    /// missed. `None` if any is unknown, or the plan of this window is not in force yet.
     fn measure_slacks(
         &self,
         view: &View<'_>,
@@ -286,7 +285,7 @@ impl Parties {
         reasons.push(explain(domain, process, text, slack));
     }
 
-    /// Returns the shares: one for each service that has units, and one for the rest of the cache.
+    /// The shares: one for each service that has units, and one for the rest of the cache.
     fn shares(
         &self,
         domain: &PartitionedCache<'_>,

@@ -93,7 +93,7 @@ impl Policy for ServiceLevel {
 }
 
 impl ServiceLevel {
-    /// Returns the process that has a floor, and the rate that it promises to each client; `None` if there is no floor.
+    /// The process that has a floor, and the rate that it promises to each client; `None` if there is no floor.
     fn goal_process(&self, view: &View<'_>) -> Option<(ProcessId, f64)> {
         if self.parameters.rate_per_s > 0.0 {
             return Some((

@@ -70,7 +70,7 @@ impl Parameters {
         Ok(parameters)
     }
 
-    /// Returns the step in force at a time; `None` before the first.
+    /// The step in force at a time; `None` before the first.
     fn step_at(&self, now_ns: u64) -> Option<&PartitionStep> {
         let offset_ns = if self.period_ns > 0 {
             now_ns % self.period_ns
@@ -138,7 +138,7 @@ impl Policy for StaticPartition {
     }
 }
 
-/// Returns the last-level caches that can be partitioned.
+/// The last-level caches that can be partitioned.
 ///
 /// If there are none, returns the first private cache that colors partition, because configured partitions need no
 /// forecast. Colors apply to every cache of a level, so the first cache represents all.

@@ -143,8 +143,8 @@ impl Parameters {
         Ok(parameters)
     }
 
-    /// Returns the target fraction for sampling, which is below the maximum: an excess shows only at the end of a
-    /// window, and rates rise by a tenth from one window to the next (warehouses: 12 %).
+    /// The target fraction for sampling, which is below the maximum: an excess shows only at the end of a window, and
+    /// rates rise by a tenth from one window to the next (warehouses: 12 %).
     fn sampling_share(&self) -> f64 {
         0.9 * (self.overhead_share - self.breakdown_share)
     }
@@ -224,8 +224,8 @@ impl Policy for ThreadClustering {
     }
 }
 
-/// Returns the ratio of two events of a process, summed over its live threads. Multiplexed counters leave some threads
-/// without a reading; these count on neither side, because the ratio would otherwise be too small.
+/// The ratio of two events of a process, summed over its live threads. Multiplexed counters leave some threads without
+/// a reading; these count on neither side, because the ratio would otherwise be too small.
 fn event_ratio(
     view: &View<'_>,
     process: ProcessId,
@@ -246,8 +246,8 @@ fn on_cpu_ns(task: &TaskSample) -> f64 {
     task.on_cpu_ns.iter().map(|(_, ns)| *ns as f64).sum()
 }
 
-/// Returns the fraction of the process's cycles that stall on remote caches. If stalls are not counted, it is computed
-/// from remote hits and `hit_cycles`.
+/// The fraction of the process's cycles that stall on remote caches. If stalls are not counted, it is computed from
+/// remote hits and `hit_cycles`.
 fn remote_share(view: &View<'_>, process: ProcessId, hit_cycles: f64) -> Option<f64> {
     let share_of_cycles = |event| {
         event_ratio(view, process, event, |task| {
@@ -259,8 +259,8 @@ fn remote_share(view: &View<'_>, process: ProcessId, hit_cycles: f64) -> Option<
 }
 
 impl SamplingRound {
-    /// Returns a reason with the rate at which the machine sampled, which may differ from the requested rate and
-    /// include other accesses.
+    /// A reason with the rate at which the machine sampled, which may differ from the requested rate and include other
+    /// accesses.
     fn rate_reason(&self) -> Option<Reason> {
         let period = self.sample_period?;
         Some(Reason::new(
@@ -278,7 +278,7 @@ impl SamplingRound {
     }
 }
 
-/// Returns the reason why the machine cannot sample accesses; `None` if it can.
+/// The reason why the machine cannot sample accesses; `None` if it can.
 fn missing_sampling_reason<'a>(view: &View<'a>) -> Option<&'a str> {
     match view.capabilities.abilities.get(&Ability::SampleAccesses) {
         Some(Support::Yes { .. }) => None,
@@ -484,8 +484,7 @@ impl ThreadClustering {
         self.last_unchanged = Some((view.movable_tasks().count(), remote_share));
     }
 
-    /// Returns the minimum similarity for a thread's number of samples; dot products grow with the square of that
-    /// number.
+    /// The minimum similarity for a thread's number of samples; dot products grow with the square of that number.
     fn threshold_for_samples(&self, sample_count: u64, threads: usize) -> u64 {
         let sample_ratio =
             sample_count as f64 / threads.max(1) as f64 / self.parameters.samples_per_thread;
@@ -560,7 +559,7 @@ impl ThreadClustering {
         true
     }
 
-    /// Returns the threads of the sampled processes that ran, in order of arrival, including fixed ones.
+    /// The threads of the sampled processes that ran, in order of arrival, including fixed ones.
     fn sampled_tasks<'a>(&self, round: &SamplingRound, view: &View<'a>) -> Vec<&'a TaskSample> {
         let is_busy = |task: &&TaskSample| {
             let run_ns = task.ran_ns();
@@ -576,7 +575,7 @@ impl ThreadClustering {
         tasks.filter(is_busy).collect()
     }
 
-    /// Returns the cluster of each thread; the threads of each filter are clustered separately.
+    /// The cluster of each thread; the threads of each filter are clustered separately.
     fn cluster_by_filter(
         &self,
         threads: &[&TaskSample],
@@ -633,7 +632,7 @@ impl ThreadClustering {
         cluster_by_thread
     }
 
-    /// Returns the mean slowdown that the placement is forecast to add (thesis 3.7.1); `None` without a forecast.
+    /// The mean slowdown that the placement is forecast to add (thesis 3.7.1); `None` without a forecast.
     fn added_slowdown(
         &self,
         new_placement: &BTreeMap<TaskId, CpuSet>,

@@ -33,7 +33,7 @@ fn row_of_animal(animal: Animal) -> usize {
     }
 }
 
-/// Returns the mutual cost of two classes.
+/// The mutual cost of two classes.
 pub fn symbiosis(a: Animal, b: Animal) -> f64 {
     SYMBIOSIS[row_of_animal(a)][row_of_animal(b)]
 }

@@ -75,10 +75,10 @@ impl GroupCosts {
 
 /// A classification scheme, whose results depend on the arguments only.
 pub trait Scheme {
-    /// Returns the scheme's name on the command line.
+    /// The scheme's name on the command line.
     fn name(&self) -> &'static str;
 
-    /// Returns the cost of each member if the whole group runs at once and has the cache to itself.
+    /// The cost of each member if the whole group runs at once and has the cache to itself.
     ///
     /// # Errors
     /// Returns an error for the first program without the required evidence.
@@ -88,7 +88,7 @@ pub trait Scheme {
         cache: &SharedCache,
     ) -> Result<GroupCosts, MissingEvidence>;
 
-    /// Returns the cost of each program beside each other one, on a cache that the two have to themselves.
+    /// The cost of each program beside each other one, on a cache that the two have to themselves.
     fn pair_costs(
         &self,
         profiles: &[&Profile],
@@ -116,7 +116,7 @@ pub trait Scheme {
     }
 }
 
-/// Returns the evidence of every member, or an error for the first member without it.
+/// The evidence of every member, or an error for the first member without it.
 pub(crate) fn gather_evidence<'a, T>(
     scheme: &dyn Scheme,
     members: &[&'a Profile],
@@ -135,7 +135,7 @@ pub(crate) fn gather_evidence<'a, T>(
         .collect()
 }
 
-/// Returns all schemes, in the order of their names.
+/// All schemes, in the order of their names.
 pub fn all_schemes() -> Vec<Box<dyn Scheme>> {
     let rate_scheme = |rate, sum| {
         Box::new(RateScheme {
@@ -177,7 +177,7 @@ pub struct UnknownScheme {
     meant: String,
 }
 
-/// Returns the scheme called `name`.
+/// The scheme called `name`.
 ///
 /// # Errors
 /// Returns an error with the known names and the most similar one if there is no such scheme.

@@ -20,8 +20,8 @@ pub struct Sdc {
     pub reports_run_time: bool,
 }
 
-/// Returns the effective ways of each program: the number of its positions in the merged profile. `profiles` are hits
-/// by LRU position, optionally followed by the misses. The sum of the result is `ways`.
+/// The effective ways of each program: the number of its positions in the merged profile. `profiles` are hits by LRU
+/// position, optionally followed by the misses. The sum of the result is `ways`.
 pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
     let mut won_positions = vec![0usize; profiles.len()];
     let mut ways_by_program = vec![0.0; profiles.len()];
@@ -57,7 +57,7 @@ pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
     ways_by_program
 }
 
-/// Returns the hits beyond the effective ways, in which a fraction of a way has that fraction of its hits.
+/// The hits beyond the effective ways, in which a fraction of a way has that fraction of its hits.
 fn hits_beyond(hits: &[f64], ways: f64) -> f64 {
     hits.iter()
         .enumerate()

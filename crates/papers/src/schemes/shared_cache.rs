@@ -50,7 +50,7 @@ impl SharedCache {
         }
     }
 
-    /// Returns the contended cache of a machine, whose core window its contexts share; `None` without a data cache.
+    /// The contended cache of a machine, whose core window its contexts share; `None` without a data cache.
     pub fn from_machine(machine: &MachineSpec) -> Option<Self> {
         let cache = machine.last_level_cache()?;
         let contexts = f64::from(machine.contexts_per_core.max(1));
@@ -86,20 +86,19 @@ impl SharedCache {
         })
     }
 
-    /// Returns the number of lines that fit the cache.
+    /// The number of lines that fit the cache.
     pub fn lines(&self) -> u64 {
         self.size_bytes / u64::from(self.line_bytes.max(1))
     }
 
-    /// Returns the cost in cycles of one more miss, for a program with this miss rate; misses in one window overlap.
+    /// The cost in cycles of one more miss, for a program with this miss rate; misses in one window overlap.
     pub fn miss_cycles(&self, misses_per_instr: f64) -> f64 {
         let overlapping_misses =
             (self.window_instructions * misses_per_instr).clamp(1.0, self.max_overlapping_misses);
         self.miss_penalty_cycles / overlapping_misses
     }
 
-    /// Returns the cycles per instruction if every access hits: issue, plus the latency of hits that the window does
-    /// not hide.
+    /// The cycles per instruction if every access hits: issue, plus the latency of hits that the window does not hide.
     fn all_hit_cycles_per_instr(&self, refs_per_instr: f64) -> f64 {
         let hidden_cycles = (self.window_instructions - 1.0) / self.issue_width;
         1.0 / self.issue_width + refs_per_instr * (self.hit_latency_cycles - hidden_cycles).max(0.0)
@@ -155,21 +154,20 @@ impl SoloRates {
         }
     }
 
-    /// Returns the cycles per instruction if every access hit. For a measured CPI, the result is at least the CPI of
-    /// issue alone.
+    /// The cycles per instruction if every access hit. For a measured CPI, the result is at least the CPI of issue
+    /// alone.
     pub fn base_cycles_per_instr(&self, cache: &SharedCache) -> f64 {
         (self.cycles_per_instr - self.misses_per_instr * self.miss_cycles)
             .max(1.0 / cache.issue_width)
     }
 
-    /// Returns the slowdown by this many more misses: run time over solo run time, minus one.
+    /// The slowdown by this many more misses: run time over solo run time, minus one.
     pub fn slowdown_from_misses(&self, extra_misses_per_instr: f64) -> f64 {
         extra_misses_per_instr * self.miss_cycles / self.cycles_per_instr
     }
 }
 
-/// Returns the accesses to the shared cache per million instructions: the counted ones, or else the sum of the stack
-/// positions.
+/// The accesses to the shared cache per million instructions: the counted ones, or else the sum of the stack positions.
 pub fn refs_per_mega_instr(profile: &Profile) -> Option<f64> {
     let counted_refs = profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value);
     counted_refs.or_else(|| {
@@ -179,21 +177,21 @@ pub fn refs_per_mega_instr(profile: &Profile) -> Option<f64> {
     })
 }
 
-/// Returns the hits at LRU positions 1..=ways and the misses, per million instructions; `None` if the profile is for
-/// another number of ways.
+/// The hits at LRU positions 1..=ways and the misses, per million instructions; `None` if the profile is for another
+/// number of ways.
 pub fn stack_positions_on<'a>(profile: &'a Profile, cache: &SharedCache) -> Option<&'a [f64]> {
     profile
         .stack_positions()
         .filter(|positions| positions.len() == cache.ways as usize + 1)
 }
 
-/// Returns the solo misses per million instructions on the cache, from the stack positions or else from the curve.
+/// The solo misses per million instructions on the cache, from the stack positions or else from the curve.
 pub fn solo_misses_per_mega_instr(profile: &Profile, cache: &SharedCache) -> Option<f64> {
     misses_on_share_per_mega_instr(profile, cache, 1)
 }
 
-/// Returns the solo misses per million instructions on one of `share_count` equal shares of the cache; `None` if the
-/// curve does not reach that size.
+/// The solo misses per million instructions on one of `share_count` equal shares of the cache; `None` if the curve does
+/// not reach that size.
 pub fn misses_on_share_per_mega_instr(
     profile: &Profile,
     cache: &SharedCache,

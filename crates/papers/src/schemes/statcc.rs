@@ -55,8 +55,8 @@ fn solo_rate_ratios(
     }
 }
 
-/// Returns the profile's curve as miss ratios by number of lines, with a point at the cache's own size. Empty if the
-/// curve does not reach that size, or if the cache does not replace by LRU, which the curve assumes.
+/// The profile's curve as miss ratios by number of lines, with a point at the cache's own size. Empty if the curve does
+/// not reach that size, or if the cache does not replace by LRU, which the curve assumes.
 fn measured_ratios(profile: &Profile, cache: &SharedCache, refs_per_instr: f64) -> Vec<(f64, f64)> {
     let curve = profile
         .misses_per_kilo_instr()
@@ -126,7 +126,7 @@ impl MemberModel {
         }
     }
 
-    /// Returns the reuse times and the solo accesses per cycle.
+    /// The reuse times and the solo accesses per cycle.
     fn solo_reuses(&self) -> (&ReuseTimes, f64) {
         (
             &self.reuse,
@@ -142,7 +142,7 @@ impl MemberModel {
 }
 
 impl StatCc {
-    /// Returns the slowdowns and miss ratios of one or more programs; `None` if the cache has no lines.
+    /// The slowdowns and miss ratios of one or more programs; `None` if the cache has no lines.
     fn compose(
         &self,
         models: &[MemberModel],

@@ -2,7 +2,7 @@
 
 use cachemate_core::{Fact, FactSource, Profile};
 
-/// Returns a profile with these hits by LRU position and misses, per million instructions; references are their sum.
+/// A profile with these hits by LRU position and misses, per million instructions; references are their sum.
 pub(crate) fn with_positions(positions: &[f64]) -> Profile {
     let mut profile = Profile::default();
     profile.locality.stack_positions = Some(Fact::new(positions.to_vec(), FactSource::Oracle, 0));

@@ -33,7 +33,7 @@ pub enum GroupModel {
 }
 
 impl GroupModel {
-    /// Returns the number of threads of the model.
+    /// The number of threads of the model.
     pub fn thread_count(&self) -> usize {
         match self {
             GroupModel::Average(ratios) => ratios.len(),
@@ -41,7 +41,7 @@ impl GroupModel {
         }
     }
 
-    /// Returns the misses per access of the whole group.
+    /// The misses per access of the whole group.
     pub fn group_miss_ratio(&self, group: &[usize]) -> f64 {
         match self {
             GroupModel::Average(ratios) => {
@@ -201,8 +201,7 @@ pub struct BestGroups {
     pub threshold: f64,
 }
 
-/// Returns the best group of each thread. `size` is at least 1; a group has at most as many members as there are
-/// threads.
+/// The best group of each thread. `size` is at least 1; a group has at most as many members as there are threads.
 pub fn find_best_groups(model: &GroupModel, size: usize) -> BestGroups {
     let groups: Vec<Vec<usize>> = (0..model.thread_count())
         .map(|thread| best_group(model, thread, size))
@@ -291,7 +290,7 @@ fn improve_by_exchanges(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<
     }
 }
 
-/// Returns the groups that take turns, all at or below the threshold; every thread is in at least one.
+/// The groups that take turns, all at or below the threshold; every thread is in at least one.
 pub fn build_rotation(
     model: &GroupModel,
     best_groups: &BestGroups,

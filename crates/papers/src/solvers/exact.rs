@@ -26,13 +26,13 @@ const MAX_STEPS: f64 = 8e8;
 
 type ProgramSet = u32;
 
-/// Returns whether the problem is small enough to be solved exactly.
+/// Whether the problem is small enough to be solved exactly.
 pub fn can_solve(programs: usize, seats: &Seats) -> bool {
     programs <= MAX_PROGRAMS && search_steps(programs, seats) <= MAX_STEPS
 }
 
-/// Returns the number of steps of the search: the sets that a cache may get times the ways to fill its CPUs, plus the
-/// pairs of sets of the outer table.
+/// The number of steps of the search: the sets that a cache may get times the ways to fill its CPUs, plus the pairs of
+/// sets of the outer table.
 fn search_steps(programs: usize, seats: &Seats) -> f64 {
     let (min_load, surplus) = seats.min_load_and_surplus(programs);
     let mut shapes = seats.cpus_per_cache.clone();
@@ -73,7 +73,7 @@ fn count_fillings(size: usize, min_load: usize, cpus: usize, extra: usize) -> f6
     factorial(size) / orders_within_cpus / factorial(cpus - extra) / factorial(extra)
 }
 
-/// Returns an optimal seating; [`can_solve`] must hold.
+/// An optimal seating; [`can_solve`] must hold.
 pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let search = SubsetSearch::new(costs, seats);
     let shapes = &seats.cpus_per_cache;
@@ -181,7 +181,7 @@ impl<'a> SubsetSearch<'a> {
         }
     }
 
-    /// Returns the cost of the set on a cache; infinite if even loads on that cache do not allow the set's size.
+    /// The cost of the set on a cache; infinite if even loads on that cache do not allow the set's size.
     fn cache_cost(&self, set: ProgramSet, cpus: u32) -> f64 {
         let (size, cpus) = (set.count_ones() as usize, cpus as usize);
         let max_load = self.min_load + usize::from(self.has_surplus);
@@ -198,7 +198,7 @@ impl<'a> SubsetSearch<'a> {
         }
     }
 
-    /// Returns the best distribution of a set over the CPUs of one cache, and its cost.
+    /// The best distribution of a set over the CPUs of one cache, and its cost.
     fn distribute_set(&self, set: ProgramSet, cpus: u32) -> (f64, Vec<Vec<usize>>) {
         let max_load = self.min_load + usize::from(self.has_surplus);
         let mut cpu_sets: Vec<ProgramSet> = Vec::new();

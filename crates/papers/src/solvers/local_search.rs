@@ -31,7 +31,7 @@ const STEP_DECAY: f64 = 0.96;
 /// Minimum gain of an exchange, above the error of rounding.
 const MIN_EXCHANGE_GAIN: f64 = 1e-12;
 
-/// Returns a good seating, whose distance from the optimum [`lower_bound`] bounds.
+/// A good seating, whose distance from the optimum [`lower_bound`] bounds.
 pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let mut starts = vec![seat_greedily(costs, seats)];
     starts.extend(
@@ -111,8 +111,8 @@ impl HillClimb<'_> {
         }
     }
 
-    /// Returns the sum of the mutual costs of `program` and the other programs of the cache, except `excluded_program`,
-    /// if `program` runs on that CPU.
+    /// The sum of the mutual costs of `program` and the other programs of the cache, except `excluded_program`, if
+    /// `program` runs on that CPU.
     fn cost_beside(
         &self,
         program: usize,
@@ -218,7 +218,7 @@ impl HillClimb<'_> {
         has_improved
     }
 
-    /// Returns the gain of a move, which changes the loads of both CPUs and therefore all costs of their neighbors.
+    /// The gain of a move, which changes the loads of both CPUs and therefore all costs of their neighbors.
     fn gain_of_move(
         &mut self,
         program: usize,
@@ -300,7 +300,7 @@ impl HillClimb<'_> {
     }
 }
 
-/// Returns a lower bound of the total of all assignments with even loads.
+/// A lower bound of the total of all assignments with even loads.
 pub fn lower_bound(costs: &CostMatrix, seats: &Seats) -> f64 {
     let programs = costs.len();
     if programs == 0 || seats.cpus() == 0 {
@@ -335,8 +335,7 @@ pub fn lower_bound(costs: &CostMatrix, seats: &Seats) -> f64 {
     ))
 }
 
-/// Returns the best dual value found for the cheapest choice of pairs in which each of `node_count` nodes is in
-/// `degree` pairs.
+/// The best dual value found for the cheapest choice of pairs in which each of `node_count` nodes is in `degree` pairs.
 fn neighbor_bound(node_count: usize, degree: usize, weight: impl Fn(usize, usize) -> f64) -> f64 {
     // Lower triangle of the weights: row i contains the pairs of node i with the nodes before it.
     let rows: Vec<Vec<f64>> = (0..node_count)

@@ -16,13 +16,13 @@ const RESOLUTION: f64 = (1u64 << 40) as f64;
 /// Maximum number of nodes; with more, the library takes longer than a second (cubic time).
 const MAX_NODES: usize = 800;
 
-/// Returns whether the problem is a matching problem of tractable size.
+/// Whether the problem is a matching problem of tractable size.
 pub fn can_solve(programs: usize, seats: &Seats) -> bool {
     let nodes = seats.cpus();
     seats.cpus_per_cache.iter().all(|&cpus| cpus == 2) && programs <= nodes && nodes <= MAX_NODES
 }
 
-/// Returns an optimal seating; [`can_solve`] must hold.
+/// An optimal seating; [`can_solve`] must hold.
 pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let programs = costs.len();
     let pair_weight = |a: usize, b: usize| match a.max(b) < programs {
@@ -47,7 +47,7 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     }
 }
 
-/// Returns each node's partner in a minimum-weight perfect matching of the complete graph over an even number of nodes.
+/// Each node's partner in a minimum-weight perfect matching of the complete graph over an even number of nodes.
 /// `weight` must be symmetric and finite.
 pub fn perfect_matching(nodes: usize, weight: impl Fn(usize, usize) -> f64) -> Vec<usize> {
     let all_edges = || (0..nodes).flat_map(|a| (a + 1..nodes).map(move |b| (a, b)));

@@ -42,11 +42,11 @@ pub struct Seats {
 }
 
 impl Seats {
-    /// Returns the number of CPUs of all caches together.
+    /// The number of CPUs of all caches together.
     pub fn cpus(&self) -> usize {
         self.cpus_per_cache.iter().map(|&cpus| cpus as usize).sum()
     }
-    /// Returns the minimum number of programs on every CPU, and the number of CPUs with one program more.
+    /// The minimum number of programs on every CPU, and the number of CPUs with one program more.
     fn min_load_and_surplus(&self, programs: usize) -> (usize, usize) {
         (programs / self.cpus(), programs % self.cpus())
     }
@@ -60,7 +60,7 @@ pub struct Seating {
 }
 
 impl Seating {
-    /// Returns the cost of each program, in the unit of the costs.
+    /// The cost of each program, in the unit of the costs.
     pub fn costs_by_program(&self, costs: &CostMatrix) -> Vec<f64> {
         let mut cost_by_program = vec![0.0; costs.len()];
         for cache in &self.by_cache {
@@ -79,12 +79,12 @@ impl Seating {
         }
         cost_by_program
     }
-    /// Returns the sum of the costs of all programs, in the unit of the costs.
+    /// The sum of the costs of all programs, in the unit of the costs.
     pub fn total_cost(&self, costs: &CostMatrix) -> f64 {
         self.costs_by_program(costs).iter().sum()
     }
-    /// Returns the canonical form: members ascend, and CPUs and caches of equal shape are ordered by their first
-    /// member, with idle ones last.
+    /// The canonical form: members ascend, and CPUs and caches of equal shape are ordered by their first member, with
+    /// idle ones last.
     fn into_canonical(mut self) -> Self {
         let first_member = |members: &[usize]| members.first().copied().unwrap_or(usize::MAX);
         for cache in &mut self.by_cache {
@@ -140,7 +140,7 @@ pub struct Solution {
     pub method: SolverMethod,
 }
 
-/// Returns an assignment with the smallest total; it is empty without programs or CPUs.
+/// An assignment with the smallest total; it is empty without programs or CPUs.
 pub fn best_assignment(costs: &CostMatrix, seats: &Seats) -> Solution {
     let seating_and_method = if costs.is_empty() || seats.cpus() == 0 {
         let by_cache = seats
@@ -170,7 +170,7 @@ pub fn best_assignment(costs: &CostMatrix, seats: &Seats) -> Solution {
     }
 }
 
-/// Returns an assignment with the largest total; its [`Solution::lower_bound`] is an *upper* bound.
+/// An assignment with the largest total; its [`Solution::lower_bound`] is an *upper* bound.
 pub fn worst_assignment(costs: &CostMatrix, seats: &Seats) -> Solution {
     let negated_costs: Vec<Vec<f64>> = costs
         .iter()
@@ -206,7 +206,7 @@ pub struct RandomTotals {
 /// Number of assignments drawn to estimate the percentiles.
 const SAMPLES: u32 = 1000;
 
-/// Returns the totals of random assignments with even loads.
+/// The totals of random assignments with even loads.
 ///
 /// The mean needs no enumeration, because every ordered pair of programs is equally likely to meet. It is the sum of
 /// all costs times the expected share of time for which one program of a pair meets the other on its cache. For c CPUs

@@ -133,7 +133,7 @@ impl PartialAllocation {
     }
 }
 
-/// Returns the best allocation of all `units`, in the order of the claims. O(claimants · units²).
+/// The best allocation of all `units`, in the order of the claims. O(claimants · units²).
 ///
 /// # Errors
 /// Returns an error if a claim is invalid, or if the floors exceed the units.
@@ -208,7 +208,7 @@ pub fn allocate_exactly(
     Ok(allocation)
 }
 
-/// Returns the number of further units, at most `max_units`, that saves the claimant most per unit, and that saving.
+/// The number of further units, at most `max_units`, that saves the claimant most per unit, and that saving.
 fn best_offer(claim: &UnitClaim, units: u32, max_units: u32) -> (u32, f64) {
     let current_cost = claim.cost_of_units(units);
     let mut best_units_and_gain = (max_units, f64::NEG_INFINITY);
@@ -260,7 +260,7 @@ pub fn allocate_by_lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32
     Ok(allocation)
 }
 
-/// Returns the total cost of an allocation.
+/// The total cost of an allocation.
 pub fn total_cost(claims: &[UnitClaim], allocation: &[u32], aggregate: CostAggregate) -> f64 {
     aggregate.aggregate(
         claims
@@ -271,7 +271,7 @@ pub fn total_cost(claims: &[UnitClaim], allocation: &[u32], aggregate: CostAggre
 }
 
 impl CostAggregate {
-    /// Returns the sum or the largest of several costs.
+    /// The sum or the largest of several costs.
     pub fn aggregate(self, costs: impl Iterator<Item = f64>) -> f64 {
         match self {
             CostAggregate::Sum => costs.sum(),
@@ -280,8 +280,7 @@ impl CostAggregate {
     }
 }
 
-/// Returns the smallest number of units with which a claimant's cost does not exceed `max_cost`; `None` if no number
-/// suffices.
+/// The smallest number of units with which a claimant's cost does not exceed `max_cost`; `None` if no number suffices.
 pub fn min_units_for_cost(costs: &[f64], max_cost: f64) -> Option<u32> {
     costs
         .iter()
@@ -289,8 +288,8 @@ pub fn min_units_for_cost(costs: &[f64], max_cost: f64) -> Option<u32> {
         .map(|index| index as u32 + 1)
 }
 
-/// Returns the costs of several claimants in one partition, by its size, if each fills an equal share of it. The costs
-/// are summed, or the largest counts.
+/// The costs of several claimants in one partition, by its size, if each fills an equal share of it. The costs are
+/// summed, or the largest counts.
 pub fn pool_costs(costs: &[&[f64]], units: u32, aggregate: CostAggregate) -> Vec<f64> {
     let members = costs.len().max(1) as f64;
     let cost_at = |costs: &[f64], unit_count: f64| {
@@ -325,7 +324,7 @@ mod tests {
             .collect()
     }
 
-    /// Returns every allocation of all units that meets the floors.
+    /// Every allocation of all units that meets the floors.
     fn all_allocations(claims: &[UnitClaim], units: u32) -> Vec<Vec<u32>> {
         let Some((first, rest)) = claims.split_first() else {
             return if units == 0 {

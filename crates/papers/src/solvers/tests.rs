@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Returns every assignment with even loads, up to permutations of CPUs and caches as far as these are cheap to detect.
+/// Every assignment with even loads, up to permutations of CPUs and caches as far as these are cheap to detect.
 fn every_seating(programs: usize, seats: &Seats) -> Vec<Seating> {
     fn seat_next(
         program: usize,

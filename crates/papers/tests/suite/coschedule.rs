@@ -8,7 +8,7 @@ use cachemate_papers::policies::PAPERS;
 
 const WINDOW_NS: u64 = 100_000_000;
 
-/// Returns one cache of two CPUs, without these abilities.
+/// One cache of two CPUs, without these abilities.
 fn view_without(missing_abilities: &[Ability]) -> ViewFixture {
     let mut known_abilities = vec![
         Ability::Gangs,
@@ -32,7 +32,7 @@ fn task_fixture(id: u32) -> TaskSample {
     TaskSample::new(TaskId(id), ProcessId(id))
 }
 
-/// Returns a profile with eight super sets, of which the given ones are busy.
+/// A profile with eight super sets, of which the given ones are busy.
 fn busy_in(super_sets: std::ops::Range<usize>) -> Profile {
     let count = |index: usize| SuperSetCount {
         accesses: 100,
@@ -54,7 +54,7 @@ struct CoScheduleRun {
 }
 
 impl CoScheduleRun {
-    /// Returns the pairs of tasks that ran together, in the order of tasks.
+    /// The pairs of tasks that ran together, in the order of tasks.
     fn pairs(&self) -> Vec<Vec<u32>> {
         let pair = |decision: &Decision| {
             let mut pair: Vec<u32> = decision.plan.gangs[0].gangs[0]
@@ -87,7 +87,7 @@ fn run(
     )
 }
 
-/// Returns the counts of the tasks that ran: their profile, with additional misses in the first window after a wait.
+/// The counts of the tasks that ran: their profile, with additional misses in the first window after a wait.
 fn probe_results(
     tasks: &[TaskSample],
     has_waited: &[bool],

@@ -80,7 +80,7 @@ fn idle_plan() -> Plan {
     Plan::idle(WindowLength::Time { ns: 1 })
 }
 
-/// Returns the other tasks on the cache of a task.
+/// The other tasks on the cache of a task.
 fn co_runners(plan: &Plan, task: u32) -> Vec<u32> {
     let own_cpus = &plan.affinity[&TaskId(task)];
     plan.affinity

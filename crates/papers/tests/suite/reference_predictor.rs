@@ -20,7 +20,7 @@ fn profile_fixture(curve: &[(u64, f64)]) -> Profile {
         .with_rates(rates)
         .with_misses(CacheLevel::L2, curve, FactSource::Oracle)
 }
-/// Returns the profile of a program that needs all of the 4 MB.
+/// The profile of a program that needs all of the 4 MB.
 fn sensitive_profile() -> Profile {
     profile_fixture(&[(0, 20.0), (4 * MB, 0.5)])
 }

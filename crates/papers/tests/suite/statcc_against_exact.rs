@@ -84,8 +84,8 @@ fn measure_profile(program: &EndlessProgram) -> Profile {
     profile
 }
 
-/// Returns the cycles per instruction and the miss ratio of each program on one cache. An access takes as many cycles
-/// as instructions, and a miss its penalty in addition.
+/// The cycles per instruction and the miss ratio of each program on one cache. An access takes as many cycles as
+/// instructions, and a miss its penalty in addition.
 fn simulate(programs: &[&EndlessProgram]) -> Vec<(f64, f64)> {
     let shape = CacheGeometry::from_bytes(LINES * LINE_BYTES, LINE_BYTES, WAYS, 1).unwrap();
     let mut cache = CacheSim::new(shape, Replacement::Lru).unwrap();

@@ -21,7 +21,7 @@ impl PlanSearch<'_> {
 }
 
 impl SiteTasks<'_> {
-    /// Returns the best gangs; `None` if none are better than single tasks in turn.
+    /// The best gangs; `None` if none are better than single tasks in turn.
     fn best_rotation(&self) -> Option<GangRotation> {
         let problem = self.search.problem;
         let cpus = self.cache_site().cpus.count() as usize;

@@ -47,7 +47,7 @@ impl Mechanism {
         Mechanism::Gangs,
     ];
 
-    /// Returns the mechanism's name in reasons.
+    /// The mechanism's name in reasons.
     pub fn describe(self) -> &'static str {
         match self {
             Mechanism::Placement => "placement",
@@ -70,7 +70,7 @@ pub struct PlanComparator {
 }
 
 impl PlanComparator {
-    /// Returns the key of a score; larger is better. Goals come first, then the lowest speed, then the objective.
+    /// The key of a score; larger is better. Goals come first, then the lowest speed, then the objective.
     pub fn score_key(&self, score: LayoutScore) -> f64 {
         let speed_shortfall = (self.min_speed - score.min_relative_speed).clamp(0.0, 10.0);
         score.objective_value(self.objective) - 100.0 * score.unmet_goals - 10.0 * speed_shortfall
@@ -174,7 +174,7 @@ impl PlanSearch<'_> {
         }
     }
 
-    /// Returns all candidates, the default first.
+    /// All candidates, the default first.
     pub fn find_candidates(
         &mut self,
         default_sites: &BTreeMap<TaskId, usize>,
@@ -283,8 +283,8 @@ impl PlanSearch<'_> {
             .collect()
     }
 
-    /// Returns the number of known tasks that fit on each open site: by cores while these suffice, otherwise in
-    /// proportion to CPUs.
+    /// The number of known tasks that fit on each open site: by cores while these suffice, otherwise in proportion to
+    /// CPUs.
     pub(super) fn seats_per_site(&self) -> Vec<usize> {
         let tasks = self.problem.known_tasks().count();
         let cores: usize = self.problem.sites.iter().map(|site| site.cores).sum();
@@ -319,7 +319,7 @@ impl PlanSearch<'_> {
         self.remaining_scores.set(remaining_scores);
     }
 
-    /// Returns the layout with these sites improved one by one.
+    /// The layout with these sites improved one by one.
     pub(super) fn refine_each_site(
         &self,
         layout: &SiteLayout,

@@ -12,7 +12,7 @@ use super::{CandidatePlan, Mechanism, PlanSearch};
 use crate::auto::model::layout::SiteLayout;
 
 impl PlanSearch<'_> {
-    /// Returns the default, the plan in force, and the plan in force with the newcomers placed.
+    /// The default, the plan in force, and the plan in force with the newcomers placed.
     pub fn build_newcomer_candidates(
         &mut self,
         default_sites: &BTreeMap<TaskId, usize>,
@@ -94,7 +94,7 @@ mod tests {
         PlanningProblem::undisturbed_problem(sites, tasks)
     }
 
-    /// Returns all candidates for the last task and for all tasks, and the comparator of both.
+    /// All candidates for the last task and for all tasks, and the comparator of both.
     fn brief_and_full_candidates(
         problem: &PlanningProblem,
     ) -> ([Vec<CandidatePlan>; 2], PlanComparator) {

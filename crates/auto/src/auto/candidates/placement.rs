@@ -12,8 +12,8 @@ use crate::auto::model::score::{LayoutScore, score, total_score};
 const MAX_TRAFFIC_SCORES: usize = 200;
 
 impl PlanSearch<'_> {
-    /// Returns the misses per cycle of each task with this space, at its solo speed on a cache of `cache_bytes`; 0 for
-    /// unknown tasks.
+    /// The misses per cycle of each task with this space, at its solo speed on a cache of `cache_bytes`; 0 for unknown
+    /// tasks.
     fn miss_rates(&self, bytes: f64, cache_bytes: f64) -> Vec<f64> {
         let miss_rate = |model: &ProgramModel| {
             model.cpu_demand * model.misses_at(bytes) / model.solo_cycles(cache_bytes)
@@ -121,8 +121,8 @@ impl PlanSearch<'_> {
         best_layout
     }
 
-    /// Returns the layouts in which a task has moved to another site with a free CPU, or has exchanged its site with
-    /// another task.
+    /// The layouts in which a task has moved to another site with a free CPU, or has exchanged its site with another
+    /// task.
     fn neighbors_of(
         &self,
         layout: &SiteLayout,
@@ -149,8 +149,8 @@ impl PlanSearch<'_> {
         neighbors
     }
 
-    /// Returns the tasks with which a task can exchange its site for one with these residents; `None` stands for a move
-    /// to a free CPU.
+    /// The tasks with which a task can exchange its site for one with these residents; `None` stands for a move to a
+    /// free CPU.
     fn partners_among(&self, residents: &[usize], seat_count: usize) -> Vec<Option<usize>> {
         let free_cpu = (residents.len() < seat_count).then_some(None);
         let movable_residents = residents
@@ -270,7 +270,7 @@ impl PlanSearch<'_> {
         SiteTasks::new(self, site_by_task, site, members).score(&[], None)
     }
 
-    /// Returns the placement of these tasks with the scores of all sites.
+    /// The placement of these tasks with the scores of all sites.
     pub(super) fn assign(&self, site_by_task: Vec<Option<usize>>) -> TaskAssignment {
         let sites = self.problem.sites.len();
         let mut residents = vec![Vec::new(); sites];

@@ -46,7 +46,7 @@ impl<'a> SiteTasks<'a> {
         site_scorer.score(self.search.score_cache)
     }
 
-    /// Returns the key of the score, by which the search compares.
+    /// The key of the score, by which the search compares.
     pub fn key(&self, partitions: &[PartitionMembers], rotation: Option<&GangRotation>) -> f64 {
         self.search
             .comparator

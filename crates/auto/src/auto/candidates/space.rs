@@ -15,8 +15,8 @@ const MAX_EXCLUSIVE_PARTITIONS: usize = 12;
 /// Maximum number of units for the exact solver, whose steps grow with the square of the units.
 const MAX_EXACT_UNITS: u32 = 64;
 
-/// Returns the layouts in which one partition of a site has 1, 2 or 4 units less, but at most `max_units`, and another one
-/// of the site has them more.
+/// The layouts in which one partition of a site has 1, 2 or 4 units less, but at most `max_units`, and another one of
+/// the site has them more.
 pub fn unit_steps(
     problem: &PlanningProblem,
     layout: &SiteLayout,
@@ -48,12 +48,12 @@ pub fn unit_steps(
 }
 
 impl PlanSearch<'_> {
-    /// Returns the layout with the best partitions of each site.
+    /// The layout with the best partitions of each site.
     pub fn with_best_partitions(&self, layout: &SiteLayout) -> SiteLayout {
         self.divide_sites(layout, 0..self.problem.sites.len())
     }
 
-    /// Returns the layout with the best partitions of these sites.
+    /// The layout with the best partitions of these sites.
     pub(super) fn divide_sites(
         &self,
         layout: &SiteLayout,
@@ -66,7 +66,7 @@ impl PlanSearch<'_> {
 }
 
 impl SiteTasks<'_> {
-    /// Returns the best partitions of this cache; empty if none is better than sharing the whole cache.
+    /// The best partitions of this cache; empty if none is better than sharing the whole cache.
     fn best_partitions(&self) -> Vec<PartitionMembers> {
         let Some(partition_units) = self.cache_site().partition_units else {
             return Vec::new();
@@ -170,7 +170,7 @@ impl SiteTasks<'_> {
             .collect()
     }
 
-    /// Returns a partition for each process, by the exact solver, and the same with insensitive processes pooled in one
+    /// A partition for each process, by the exact solver, and the same with insensitive processes pooled in one
     /// partition.
     fn exclusive_partitions(
         &self,

@@ -44,13 +44,13 @@ impl TaskArrivals {
         self.change_windows.push_back(window);
     }
 
-    /// Returns the number of windows for which the set of tasks has been the same.
+    /// The number of windows for which the set of tasks has been the same.
     pub fn unchanged_windows(&self, window: u64) -> u64 {
         window.saturating_sub(self.last_change_window)
     }
 
-    /// Returns whether there were at least this many windows between two of the latest changes, on average; true if
-    /// there were few changes.
+    /// Whether there were at least this many windows between two of the latest changes, on average; true if there were
+    /// few changes.
     pub fn has_time_for(&self, windows: u32, window: u64) -> bool {
         let count = self.change_windows.len();
         let Some(first_change) = self.change_windows.front().filter(|_| count >= MIN_CHANGES)

@@ -20,7 +20,7 @@ pub struct CurveChecks {
     excluded: BTreeSet<TaskId>,
 }
 
-/// Returns the window in which the profile's curve was measured; `None` if it has no curve, or an average.
+/// The window in which the profile's curve was measured; `None` if it has no curve, or an average.
 fn curve_window(profile: &Profile) -> Option<u64> {
     let is_average = profile
         .phase
@@ -62,14 +62,14 @@ impl CurveChecks {
             .collect();
     }
 
-    /// Returns the profile of a task; `None` if the task has no profile or its curve is excluded.
+    /// The profile of a task; `None` if the task has no profile or its curve is excluded.
     pub fn usable_profile<'v>(&self, view: &View<'v>, task: TaskId) -> Option<&'v Profile> {
         view.profiles
             .get(&task)
             .filter(|_| !self.excluded.contains(&task))
     }
 
-    /// Returns whether the task has a curve that is not excluded.
+    /// Whether the task has a curve that is not excluded.
     pub fn has_curve(&self, view: &View<'_>, task: TaskId) -> bool {
         self.usable_profile(view, task)
             .is_some_and(|profile| profile.misses_per_kilo_instr().is_some())

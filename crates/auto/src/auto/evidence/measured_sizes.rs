@@ -25,7 +25,7 @@ pub struct MeasuredSizes {
 /// Number of windows after which more of them make a count no more certain, because counts decay.
 const MAX_WINDOWS: u32 = 20;
 
-/// Returns the phase as a key: its number if its kind is unknown, and only its kind otherwise.
+/// The phase as a key: its number if its kind is unknown, and only its kind otherwise.
 pub fn phase_key((phase_number, kind): CurrentPhase) -> CurrentPhase {
     if kind.is_some() {
         (0, kind)
@@ -68,7 +68,7 @@ impl MeasuredSizes {
         record_longest(counts.entry(task).or_default(), count);
     }
 
-    /// Returns the misses per instruction of these tasks while they share a cache, as far as they were counted.
+    /// The misses per instruction of these tasks while they share a cache, as far as they were counted.
     pub fn shared_misses(&self, tasks: &CoRunners) -> impl Iterator<Item = (TaskId, f64)> + '_ {
         self.shared
             .get(tasks)
@@ -77,7 +77,7 @@ impl MeasuredSizes {
             .map(|(task, (misses, _))| (*task, *misses))
     }
 
-    /// Returns the points of a task in this phase, as bytes and misses per instruction.
+    /// The points of a task in this phase, as bytes and misses per instruction.
     pub fn points(&self, task: TaskId, phase: CurrentPhase) -> Vec<(f64, f64)> {
         let points = self
             .sizes

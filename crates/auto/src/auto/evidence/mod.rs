@@ -121,7 +121,7 @@ impl TaskEvidence {
         }
     }
 
-    /// Returns the tasks on sites for which the plan has changed since the last window.
+    /// The tasks on sites for which the plan has changed since the last window.
     fn replanned_tasks(
         &mut self,
         view: &View<'_>,
@@ -220,7 +220,7 @@ fn has_remote_stalls(sample: &TaskSample) -> bool {
     sample.counts.get(remote_stalls).is_some()
 }
 
-/// Returns the tasks on each of the included sites, with their phases.
+/// The tasks on each of the included sites, with their phases.
 pub fn co_runners(
     view: &View<'_>,
     problem: &PlanningProblem,

@@ -4,7 +4,7 @@ use cachemate_core::{Profiles, TaskId, View};
 
 use super::speeds::CurrentPhase;
 
-/// Returns the current phase of a task.
+/// The current phase of a task.
 pub fn current_phase(view: &View<'_>, task: TaskId) -> CurrentPhase {
     let profile = view.profiles.get(&task);
     (
@@ -13,13 +13,13 @@ pub fn current_phase(view: &View<'_>, task: TaskId) -> CurrentPhase {
     )
 }
 
-/// Returns whether the phases of all live tasks have known kinds. Until then, a window may span two phases.
+/// Whether the phases of all live tasks have known kinds. Until then, a window may span two phases.
 pub fn are_kinds_known(view: &View<'_>) -> bool {
     view.live_tasks()
         .all(|sample| current_phase(view, sample.task).1.is_some())
 }
 
-/// Returns the profiles as if every task had one phase.
+/// The profiles as if every task had one phase.
 pub fn merge_phases(profiles: &Profiles) -> Profiles {
     let mut merged_profiles = profiles.clone();
     for profile in merged_profiles.values_mut() {

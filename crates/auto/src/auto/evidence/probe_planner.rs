@@ -168,7 +168,7 @@ impl ProbePlanner {
         probes
     }
 
-    /// Returns the paused service and the intervals of its pause, if this window reports them.
+    /// The paused service and the intervals of its pause, if this window reports them.
     pub fn reported_pause<'v>(
         &self,
         view: &View<'v>,
@@ -214,8 +214,8 @@ impl ProbePlanner {
         Some(probe)
     }
 
-    /// Returns an interval in which a task with a promised slowdown has its cache to itself. The first interval of a
-    /// task comes at once; later ones follow a change of phase or several minutes, and wait until they are paid for.
+    /// An interval in which a task with a promised slowdown has its cache to itself. The first interval of a task comes
+    /// at once; later ones follow a change of phase or several minutes, and wait until they are paid for.
     fn solo_interval(
         &mut self,
         view: &View<'_>,
@@ -385,21 +385,21 @@ impl ProbePlanner {
         }
     }
 
-    /// Returns whether a probe of the task is outstanding or still to be requested.
+    /// Whether a probe of the task is outstanding or still to be requested.
     pub fn has_open_probe(&self, view: &View<'_>, task: TaskId) -> bool {
         can_measure_curves(view)
             && self.is_open(task)
             && view.movable_tasks().any(|sample| sample.task == task)
     }
 
-    /// Returns whether the task's probe is neither answered nor abandoned.
+    /// Whether the task's probe is neither answered nor abandoned.
     fn is_open(&self, task: TaskId) -> bool {
         self.probes_by_task
             .get(&task)
             .is_none_or(|task_probe| !task_probe.is_over)
     }
 
-    /// Returns whether every task that can be probed has been probed, successfully or not.
+    /// Whether every task that can be probed has been probed, successfully or not.
     pub fn is_survey_complete(&self, view: &View<'_>, curves: &CurveChecks) -> bool {
         let can_measure = can_measure_curves(view);
         let is_surveyed =
@@ -543,7 +543,7 @@ fn is_answered(view: &View<'_>, probe: &ProbeRequest) -> bool {
     results.any(|result| result.probe == probe.id && result.complete)
 }
 
-/// Returns whether a request is neither answered nor refused, and not yet too old.
+/// Whether a request is neither answered nor refused, and not yet too old.
 fn is_awaited(view: &View<'_>, (probe, since_ns): &OpenRequest) -> bool {
     let now_ns = view.observation.span.end_ns();
     !is_answered(view, probe)
@@ -551,13 +551,13 @@ fn is_awaited(view: &View<'_>, (probe, since_ns): &OpenRequest) -> bool {
         && now_ns.saturating_sub(*since_ns) <= ANSWER_TIMEOUT_NS
 }
 
-/// Returns whether curves can be measured on this machine.
+/// Whether curves can be measured on this machine.
 fn can_measure_curves(view: &View<'_>) -> bool {
     view.capabilities.has_ability(Ability::SampleReuses)
         || view.capabilities.has_ability(Ability::TraceAddresses)
 }
 
-/// Returns the number of entries of a probe's trace.
+/// The number of entries of a probe's trace.
 fn trace_entries_of(probe: &ProbeRequest) -> Option<u32> {
     match probe.kind {
         ProbeKind::MissTrace { entries, .. } => Some(entries),
@@ -565,8 +565,8 @@ fn trace_entries_of(probe: &ProbeRequest) -> Option<u32> {
     }
 }
 
-/// Returns whether the probes in force leave all speeds unchanged. Watch points of an idle thread do, because they wait
-/// for it to run.
+/// Whether the probes in force leave all speeds unchanged. Watch points of an idle thread do, because they wait for it
+/// to run.
 pub fn are_probes_harmless(view: &View<'_>) -> bool {
     let is_running = |task: TaskId| {
         let min_run_ns = MIN_BUSY_SHARE * view.observation.span.elapsed_ns as f64;
@@ -580,14 +580,14 @@ pub fn are_probes_harmless(view: &View<'_>) -> bool {
     !view.previous_plan.probes.iter().any(disturbs_tasks)
 }
 
-/// Returns the share of a task's cycles that wait for memory, as counted.
+/// The share of a task's cycles that wait for memory, as counted.
 fn memory_stall_share(speeds: &SpeedTracker, task: TaskId) -> Option<f64> {
     let speed = speeds.observed_speed(task)?;
     Some(speed.misses_per_instr? * speed.stall_cycles_per_miss? / speed.cycles_per_instr)
 }
 
-/// Returns the sample period (in accesses per sample) at which samples cost no more than this share of the busiest
-/// process's time.
+/// The sample period (in accesses per sample) at which samples cost no more than this share of the busiest process's
+/// time.
 fn choose_sample_period(view: &View<'_>, processes: &[ProcessId], max_share: f64) -> u32 {
     let remote_hit_rate = |process: &ProcessId| {
         let (mut hits, mut run_time) = (0.0, 0.0);

@@ -37,7 +37,7 @@ pub struct ServicePauses {
 }
 
 impl ServicePauses {
-    /// Returns the probe that pauses the next service; `None` if none is due.
+    /// The probe that pauses the next service; `None` if none is due.
     pub fn next_pause(&mut self, view: &View<'_>, is_paid: bool, now_ns: u64) -> Option<ProbeKind> {
         self.paused_ns
             .retain(|_, paused_ns| now_ns.saturating_sub(*paused_ns) < REPEAT_NS);
@@ -117,12 +117,12 @@ impl ServicePauses {
     }
 }
 
-/// Returns whether a task has a promised slowdown.
+/// Whether a task has a promised slowdown.
 pub fn is_promised(task: &TaskSample) -> bool {
     task.goal.is_some_and(|goal| goal.max_slowdown.is_some())
 }
 
-/// Returns whether a task ran on this cache, or nowhere.
+/// Whether a task ran on this cache, or nowhere.
 fn runs_on(task: &TaskSample, cache: &Cache) -> bool {
     !task.has_run()
         || task

@@ -89,7 +89,7 @@ pub struct SpeedTracker {
 /// The current phase of a task, and its kind once known.
 pub type CurrentPhase = (u32, Option<u32>);
 
-/// Returns the cycles that wait for the memory behind the last level.
+/// The cycles that wait for the memory behind the last level.
 fn memory_stall_cycles(task: &TaskSample) -> Option<f64> {
     let causes = [
         StallCause::LocalMemory,
@@ -116,7 +116,7 @@ impl DecayingRate {
 }
 
 impl DecayingSums {
-    /// Returns the number of windows after which the counts describe the phase under the plan in force.
+    /// The number of windows after which the counts describe the phase under the plan in force.
     fn needed_windows(&self) -> u32 {
         if self.kind == Some(AVERAGED) {
             AVERAGED_COUNT_WINDOWS
@@ -127,7 +127,7 @@ impl DecayingSums {
 }
 
 impl SpeedTracker {
-    /// Returns whether the averages of all tasks with averaged phases are over enough windows.
+    /// Whether the averages of all tasks with averaged phases are over enough windows.
     pub fn are_averages_current(&self) -> bool {
         let mut averaged = self
             .current_sums
@@ -269,7 +269,7 @@ impl SpeedTracker {
         }
     }
 
-    /// Returns the work per second; `None` until counted.
+    /// The work per second; `None` until counted.
     pub fn work_per_second(&self, task: TaskId, metric: WorkMetric) -> Option<f64> {
         let sums = self.current_sums.get(&task)?;
         let (work_done, ns) = match metric {
@@ -285,7 +285,7 @@ impl SpeedTracker {
         self.current_sums.get(&task)?.references.per_instr()
     }
 
-    /// Returns the speed of a task; `None` until the task has run in a window in which its events were counted.
+    /// The speed of a task; `None` until the task has run in a window in which its events were counted.
     pub fn observed_speed(&self, task: TaskId) -> Option<ObservedSpeed> {
         let sums = self
             .current_sums

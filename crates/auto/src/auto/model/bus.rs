@@ -28,7 +28,7 @@ const MAX_LINES_IN_FLIGHT: f64 = 64.0;
 /// Smallest share of a task's cycles that are no waits for memory.
 const MIN_UNQUEUED_SHARE: f64 = 0.02;
 
-/// Returns what a task asks of its path to memory, if each of its misses waits for `wait_cycles` of the given cycles per
+/// What a task asks of its path to memory, if each of its misses waits for `wait_cycles` of the given cycles per
 /// instruction.
 pub fn task_lines(
     cycles_per_instr: f64,
@@ -52,7 +52,7 @@ pub fn task_lines(
     }
 }
 
-/// Returns the cycles that a miss of each task waits if a line takes `line_cycles`.
+/// The cycles that a miss of each task waits if a line takes `line_cycles`.
 fn waits_at(line_cycles: f64, sources: &[LineSource]) -> Vec<f64> {
     let station = QueueStation::in_order(line_cycles);
     let solution = station.solve(sources, 0.0);
@@ -102,18 +102,18 @@ impl MemoryPathModel {
         })
     }
 
-    /// Returns the present wait of a miss on a package, in cycles.
+    /// The present wait of a miss on a package, in cycles.
     pub fn current_wait_cycles(&self, package: u32) -> f64 {
         self.wait_by_package.get(&package).copied().unwrap_or(0.0)
     }
 
-    /// Returns the wait of a miss of each task on one package, in cycles.
+    /// The wait of a miss of each task on one package, in cycles.
     pub fn wait_cycles(&self, sources: &[LineSource]) -> Vec<f64> {
         waits_at(self.line_cycles, sources)
     }
 }
 
-/// Returns the lines per cycle of tasks whose misses wait this long.
+/// The lines per cycle of tasks whose misses wait this long.
 fn traffic_with_wait(sources: &[LineSource], wait_cycles: f64) -> f64 {
     sources
         .iter()
@@ -121,7 +121,7 @@ fn traffic_with_wait(sources: &[LineSource], wait_cycles: f64) -> f64 {
         .sum()
 }
 
-/// Returns the time of a line with which misses wait as long as measured, in the mean.
+/// The time of a line with which misses wait as long as measured, in the mean.
 fn service_time_for_wait(measured_wait: f64, sources: &[LineSource]) -> f64 {
     let misses = |source: &LineSource| {
         source.demand_waits / (source.cycles + source.demand_waits * measured_wait)

@@ -13,8 +13,8 @@ use super::score_cache::ScoreCache;
 const MAX_EXPLORED_TASKS: usize = 24;
 
 impl PlanningProblem {
-    /// Returns the problem with all curves as low as their errors allow for more space than under this layout. `None`
-    /// if no cache can be divided, or there are too many tasks to explore their curves.
+    /// The problem with all curves as low as their errors allow for more space than under this layout. `None` if no
+    /// cache can be divided, or there are too many tasks to explore their curves.
     pub fn with_lowest_curves(&self, current_layout: &SiteLayout) -> Option<Self> {
         let can_divide = self.sites.iter().any(|site| site.partition_units.is_some());
         if !can_divide || self.tasks.len() > MAX_EXPLORED_TASKS {
@@ -33,8 +33,7 @@ impl PlanningProblem {
         Some(lowest)
     }
 
-    /// Returns the tasks whose misses were measured under this layout, each with whether the measurement contradicts
-    /// its curve.
+    /// The tasks whose misses were measured under this layout, each with whether the measurement contradicts its curve.
     pub fn check_curves(
         &self,
         current_layout: &SiteLayout,

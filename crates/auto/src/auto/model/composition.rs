@@ -58,7 +58,7 @@ const MAX_WINDOW_CYCLES: f64 = 1e14;
 /// Largest number of steps of a root search; a handful is usual.
 const MAX_STEPS: usize = 48;
 
-/// Returns the performance of tasks that run together.
+/// The performance of tasks that run together.
 pub fn compose(occupants: &[CacheOccupant<'_>], cache_bytes: f64) -> Vec<TaskPerformance> {
     let mut cycles: Vec<f64> = occupants
         .iter()
@@ -99,8 +99,8 @@ impl CacheOccupant<'_> {
         program.cycles_per_instr_at(bytes, self.wait_cycles, self.split_share)
     }
 
-    /// Returns the performance over turns of this many cycles, at whose beginning other gangs have displaced the task's
-    /// lines. It is at worst that without any lines.
+    /// The performance over turns of this many cycles, at whose beginning other gangs have displaced the task's lines.
+    /// It is at worst that without any lines.
     pub fn in_turns(&self, within_turn: TaskPerformance, turn_cycles: f64) -> TaskPerformance {
         let max_instr = turn_cycles / within_turn.cycles_per_instr;
         let touched_bytes = self.program.footprint_near(max_instr, &mut 0).0;

@@ -11,7 +11,7 @@ use cachemate_core::{
 pub struct DecidedPlan(pub Plan);
 
 impl DecidedPlan {
-    /// Returns the part of a plan that still applies to the live tasks.
+    /// The part of a plan that still applies to the live tasks.
     pub fn from_previous(previous_plan: &Plan, view: &View<'_>) -> Self {
         let mut plan = Plan::idle(previous_plan.window);
         let movable_tasks: BTreeSet<TaskId> = view.movable_tasks().map(|task| task.task).collect();
@@ -63,7 +63,7 @@ impl DecidedPlan {
         DecidedPlan(plan)
     }
 
-    /// Returns whether both plans have the same placement, gangs and partitions.
+    /// Whether both plans have the same placement, gangs and partitions.
     pub fn matches(&self, plan: &Plan) -> bool {
         (&self.0.affinity, &self.0.gangs, &self.0.shares)
             == (&plan.affinity, &plan.gangs, &plan.shares)

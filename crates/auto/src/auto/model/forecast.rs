@@ -106,7 +106,7 @@ fn forecast_task(program: &ProgramModel, speed: &ForecastSpeed, cache_bytes: f64
     }
 }
 
-/// Returns the first value with the smallest and the largest of the three; `None` if it is not a number.
+/// The first value with the smallest and the largest of the three; `None` if it is not a number.
 fn spanning_estimate(values: [f64; 3]) -> Option<Estimate> {
     let finite = values.into_iter().filter(|value| value.is_finite());
     let (low, high) = finite.fold((values[0], values[0]), |(low, high), value| {

@@ -28,7 +28,7 @@ pub struct GangRotation {
 }
 
 impl GangRotation {
-    /// Returns the same rotation with members in order, and the gang of the first member first. Otherwise a search could
+    /// The same rotation with members in order, and the gang of the first member first. Otherwise a search could
     /// replace a plan by an equal one, which restarts all turns.
     #[must_use]
     pub fn in_order(mut self) -> Self {
@@ -161,7 +161,7 @@ impl SiteLayout {
         layout
     }
 
-    /// Returns the known tasks of a site.
+    /// The known tasks of a site.
     pub fn known_tasks_on(&self, problem: &PlanningProblem, site: usize) -> Vec<usize> {
         problem
             .known_tasks()
@@ -293,8 +293,8 @@ impl SiteLayout {
         }
     }
 
-    /// Returns whether the plan into which the layout was written contains all of it. A partition or a gang is left out
-    /// if its task cannot be moved, or belongs to a process in two groups.
+    /// Whether the plan into which the layout was written contains all of it. A partition or a gang is left out if its
+    /// task cannot be moved, or belongs to a process in two groups.
     pub fn is_expressed_by(&self, plan: &Plan, problem: &PlanningProblem) -> bool {
         let is_expressed = |(index, site): (usize, &CacheSite)| {
             let groups = self.partitions[index]
@@ -312,14 +312,13 @@ impl SiteLayout {
         problem.sites.iter().enumerate().all(is_expressed)
     }
 
-    /// Returns whether the layout has neither partitions nor rotations.
+    /// Whether the layout has neither partitions nor rotations.
     pub fn is_undivided(&self) -> bool {
         self.partitions.iter().all(Vec::is_empty) && self.rotations.iter().all(Option::is_none)
     }
 
-    /// Returns the members of a group: whole processes if all their tasks are in the group, and single tasks only if
-    /// units are ways. Memory belongs to a process, so if units are colors, threads without a profile go with the
-    /// others.
+    /// The members of a group: whole processes if all their tasks are in the group, and single tasks only if units are
+    /// ways. Memory belongs to a process, so if units are colors, threads without a profile go with the others.
     fn share_members(
         &self,
         problem: &PlanningProblem,
@@ -350,7 +349,7 @@ impl SiteLayout {
 }
 
 impl PlanningProblem {
-    /// Returns the layout with closed sites as in `current_layout`.
+    /// The layout with closed sites as in `current_layout`.
     #[must_use]
     pub fn with_closed_sites(
         &self,
@@ -378,7 +377,7 @@ impl PlanningProblem {
         layout
     }
 
-    /// Returns the size of a task's partition in bytes; `None` if its site is unknown, or if it takes turns.
+    /// The size of a task's partition in bytes; `None` if its site is unknown, or if it takes turns.
     pub fn partition_bytes(&self, layout: &SiteLayout, index: usize) -> Option<f64> {
         let site = layout.site_by_task[index].filter(|&site| layout.rotations[site].is_none())?;
         let partition = layout.partitions[site]
@@ -393,7 +392,7 @@ impl PlanningProblem {
         )
     }
 
-    /// Returns the bytes of the partition that a task has to itself; `None` if it shares its space or takes turns.
+    /// The bytes of the partition that a task has to itself; `None` if it shares its space or takes turns.
     pub fn exclusive_bytes(&self, layout: &SiteLayout, index: usize) -> Option<f64> {
         let site = layout.site_by_task[index]?;
         let partitions = &layout.partitions[site];

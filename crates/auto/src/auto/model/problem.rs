@@ -53,7 +53,7 @@ pub struct PriorObservations<'a> {
 }
 
 impl PriorObservations<'_> {
-    /// Returns the distance of the task's pages from each node, if it is known for all pages.
+    /// The distance of the task's pages from each node, if it is known for all pages.
     fn memory_distance(
         view: &View<'_>,
         task: &TaskSample,
@@ -213,12 +213,12 @@ impl PlanningProblem {
             .for_each(|problem_task| problem_task.must_stay = true);
     }
 
-    /// Returns the tasks in order of arrival.
+    /// The tasks in order of arrival.
     pub fn task_ids(&self) -> impl Iterator<Item = TaskId> + '_ {
         self.tasks.iter().map(|problem_task| problem_task.task)
     }
 
-    /// Returns whether the site is excluded from decisions.
+    /// Whether the site is excluded from decisions.
     pub fn is_closed(&self, site: usize) -> bool {
         self.closed_sites.get(site).copied().unwrap_or(false)
     }
@@ -231,12 +231,12 @@ impl PlanningProblem {
             .for_each(|problem_task| problem_task.program = None);
     }
 
-    /// Returns whether the task may be moved. Threads that may share data are not separated without evidence.
+    /// Whether the task may be moved. Threads that may share data are not separated without evidence.
     pub fn can_move(&self, index: usize) -> bool {
         self.tasks[index].is_movable && !self.tasks[index].must_stay
     }
 
-    /// Returns the positions of all tasks.
+    /// The positions of all tasks.
     pub fn index_by_task(&self) -> BTreeMap<TaskId, usize> {
         self.tasks
             .iter()
@@ -245,7 +245,7 @@ impl PlanningProblem {
             .collect()
     }
 
-    /// Returns the positions of the tasks that have a forecast.
+    /// The positions of the tasks that have a forecast.
     pub fn known_tasks(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.tasks.len()).filter(|&index| self.tasks[index].program.is_some())
     }

@@ -289,12 +289,12 @@ impl ProgramModel {
         self.unlogged = (0.5 * (1.0 + factor), 0.5 * addend);
     }
 
-    /// Returns the additional cycles of a miss on this memory node relative to the nearest; 0 if unknown.
+    /// The additional cycles of a miss on this memory node relative to the nearest; 0 if unknown.
     pub fn far_cycles(&self, node: u32) -> f64 {
         self.far_cycles.get(node as usize).copied().unwrap_or(0.0)
     }
 
-    /// Returns the misses per instruction with this number of bytes.
+    /// The misses per instruction with this number of bytes.
     pub fn misses_at(&self, bytes: f64) -> f64 {
         let position_steps = (bytes / self.step_bytes).clamp(0.0, STEPS as f64);
         let low = (position_steps as usize).min(STEPS - 1);
@@ -302,8 +302,8 @@ impl ProgramModel {
         misses[low] + (position_steps - low as f64) * (misses[low + 1] - misses[low])
     }
 
-    /// Returns whether the profiled curve predicts clearly more misses with this space than were measured. Such a curve
-    /// does not describe the program's present work.
+    /// Whether the profiled curve predicts clearly more misses with this space than were measured. Such a curve does
+    /// not describe the program's present work.
     pub fn is_contradicted(&self, bytes: f64, measured_misses: f64) -> bool {
         let step = ((bytes / self.step_bytes).clamp(0.0, STEPS as f64)) as usize;
         let curve_misses = (self.misses_at(bytes) - self.unlogged.1) / self.unlogged.0;
@@ -380,7 +380,7 @@ impl ProgramModel {
         curve.settle(lines_per_step);
     }
 
-    /// Returns the program with the curve above this occupancy as low as its error allows, so that only less space than
+    /// The program with the curve above this occupancy as low as its error allows, so that only less space than
     /// composed can explain more misses.
     #[must_use]
     pub fn with_lowest_curve(&self, composed_bytes: f64) -> Self {
@@ -481,12 +481,12 @@ impl ProgramModel {
         .clamp(1.0 / MAX_OCCUPANCY_ODDS, MAX_OCCUPANCY_ODDS);
     }
 
-    /// Returns the number of lines in this many bytes.
+    /// The number of lines in this many bytes.
     pub fn lines_in(&self, bytes: f64) -> f64 {
         bytes / self.step_bytes * self.lines_per_step
     }
 
-    /// Returns the footprint and its growth, searched from the position of the last call.
+    /// The footprint and its growth, searched from the position of the last call.
     pub fn footprint_near(&self, instructions: f64, position: &mut usize) -> (f64, f64) {
         let thresholds = &self.curve.instr_by_steps;
         let mut next_index = *position;
@@ -516,13 +516,13 @@ impl ProgramModel {
         )
     }
 
-    /// Returns the cycles per instruction with this number of bytes, if each miss waits `wait_cycles` longer and this
-    /// share of partners is on other caches.
+    /// The cycles per instruction with this number of bytes, if each miss waits `wait_cycles` longer and this share of
+    /// partners is on other caches.
     pub fn cycles_per_instr_at(&self, bytes: f64, wait_cycles: f64, split_share: f64) -> f64 {
         self.cycles_at(self.misses_at(bytes), wait_cycles, split_share)
     }
 
-    /// Returns the cycles per instruction with this number of misses per instruction.
+    /// The cycles per instruction with this number of misses per instruction.
     pub fn cycles_at(&self, misses: f64, wait_cycles: f64, split_share: f64) -> f64 {
         self.base_cycles
             + misses * (self.cycles_per_miss + wait_cycles)
@@ -580,7 +580,7 @@ impl ProgramModel {
             .max(MIN_COMPUTE_SHARE * measured_cycles);
     }
 
-    /// Returns the solo cycles per instruction on a cache of this size.
+    /// The solo cycles per instruction on a cache of this size.
     pub fn solo_cycles(&self, cache_bytes: f64) -> f64 {
         if let Some(solo) = self.solo {
             return solo.cycles_per_instr;
@@ -588,7 +588,7 @@ impl ProgramModel {
         self.base_cycles + self.misses_at(cache_bytes) * self.cycles_per_miss
     }
 
-    /// Returns the solo cycles per instruction if the curve lies as low as its error allows.
+    /// The solo cycles per instruction if the curve lies as low as its error allows.
     pub fn best_solo_cycles(&self, cache_bytes: f64) -> f64 {
         let position_steps = (cache_bytes / self.step_bytes).clamp(0.0, STEPS as f64);
         let error_below = self.curve.errors[(position_steps as usize).min(STEPS)].0;
@@ -597,12 +597,12 @@ impl ProgramModel {
     }
 }
 
-/// Returns the value and both ends of the interval; linear between points, constant beyond the ends.
+/// The value and both ends of the interval; linear between points, constant beyond the ends.
 fn rates_at(curve: &SizeCurve, bytes: f64) -> [f64; 3] {
     rates_near(curve, bytes, &mut 0)
 }
 
-/// Returns the same as `rates_at`, for sizes that rise from call to call: `next_position` is the point of the last call.
+/// The same as `rates_at`, for sizes that rise from call to call: `next_position` is the point of the last call.
 fn rates_near(curve: &SizeCurve, bytes: f64, next_position: &mut usize) -> [f64; 3] {
     while curve
         .get(*next_position)

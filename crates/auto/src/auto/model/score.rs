@@ -19,7 +19,7 @@ use super::site_score::shortfall_cost;
 pub use super::site_score::{ForecastSpeed, LayoutScore, PlanObjective, SiteForecast};
 use super::sites::CacheSite;
 
-/// Returns the shares of CPU time if tasks take turns fairly on this number of CPUs: no task gets more than it wants.
+/// The shares of CPU time if tasks take turns fairly on this number of CPUs: no task gets more than it wants.
 fn cpu_shares(demands: &[f64], cpus: f64) -> Vec<f64> {
     let mut max_share = 1.0f64;
     if demands.iter().sum::<f64>() > cpus {
@@ -41,7 +41,7 @@ fn cpu_shares(demands: &[f64], cpus: f64) -> Vec<f64> {
     demands.iter().map(|demand| demand.min(max_share)).collect()
 }
 
-/// Returns the share of each task's partners that are not on this site.
+/// The share of each task's partners that are not on this site.
 fn split_share(
     problem: &PlanningProblem,
     site_by_task: &[Option<usize>],
@@ -69,7 +69,7 @@ fn split_share(
     }
 }
 
-/// Returns the split shares of all members of a site.
+/// The split shares of all members of a site.
 pub fn split_shares(
     problem: &PlanningProblem,
     site_by_task: &[Option<usize>],
@@ -94,7 +94,7 @@ pub struct SiteScorer<'a> {
 }
 
 impl SiteScorer<'_> {
-    /// Returns the stored score with the measured waits for memory, or computes it.
+    /// The stored score with the measured waits for memory, or computes it.
     pub fn score(&self, score_cache: &ScoreCache) -> LayoutScore {
         score_cache.read(
             |numbers| self.key(numbers),
@@ -103,7 +103,7 @@ impl SiteScorer<'_> {
         )
     }
 
-    /// Returns the key of the forecast: all of its inputs, with the programs by their numbers, each list preceded by its
+    /// The key of the forecast: all of its inputs, with the programs by their numbers, each list preceded by its
     /// length.
     pub fn key(&self, numbers: &[u64]) -> Vec<u64> {
         let mut key = Vec::with_capacity(4 + 2 * self.members.len());
@@ -151,7 +151,7 @@ impl SiteScorer<'_> {
         }
     }
 
-    /// Returns the speeds of the members, in the order of the members.
+    /// The speeds of the members, in the order of the members.
     fn speeds(&self, programs: &[&ProgramModel], queue_waits: &[f64]) -> Vec<ForecastSpeed> {
         let site = self.cache_site();
         let gang_count = self.rotation.map_or(1, |turns| turns.gangs.len().max(1));
@@ -199,7 +199,7 @@ impl SiteScorer<'_> {
         speeds
     }
 
-    /// Returns the performance of each member while it runs.
+    /// The performance of each member while it runs.
     fn performances(&self, all_occupants: &[CacheOccupant<'_>]) -> Vec<TaskPerformance> {
         let mut performances = vec![TaskPerformance::NONE; all_occupants.len()];
 
@@ -235,7 +235,7 @@ impl SiteScorer<'_> {
         performances
     }
 
-    /// Returns the members of each gang by position. A member without a gang counts to the first.
+    /// The members of each gang by position. A member without a gang counts to the first.
     fn gang_members(&self, rotation: &GangRotation) -> Vec<Vec<usize>> {
         let mut positions = vec![Vec::new(); rotation.gangs.len().max(1)];
         for (position, member) in self.members.iter().enumerate() {
@@ -246,9 +246,9 @@ impl SiteScorer<'_> {
         positions
     }
 
-    /// Returns the members of each partition by position, with the share of their lines that falls into it, and the
-    /// partition's bytes. A task outside the groups may use every partition, and takes its share of each from the group
-    /// that owns it.
+    /// The members of each partition by position, with the share of their lines that falls into it, and the partition's
+    /// bytes. A task outside the groups may use every partition, and takes its share of each from the group that owns
+    /// it.
     fn partition_members(&self) -> Vec<(Vec<(usize, f64)>, f64)> {
         let all_members = 0..self.members.len();
         let Some(partition_units) = self
@@ -425,7 +425,7 @@ impl<'a> LayoutScorer<'a> {
         forecasts
     }
 
-    /// Returns the cycles that a miss of a task waited when the task was measured.
+    /// The cycles that a miss of a task waited when the task was measured.
     fn measured_wait(&self, bus: &MemoryPathModel, task: usize) -> f64 {
         let site = self.problem.tasks[task].last_site;
         bus.current_wait_cycles(site.map_or(0, |site| self.problem.sites[site].package))
@@ -469,7 +469,7 @@ pub fn score(
     sum
 }
 
-/// Returns the score of all sites together.
+/// The score of all sites together.
 pub fn total_score(scores: &[LayoutScore]) -> LayoutScore {
     scores
         .iter()
@@ -477,7 +477,7 @@ pub fn total_score(scores: &[LayoutScore]) -> LayoutScore {
         .fold(LayoutScore::EMPTY, LayoutScore::plus)
 }
 
-/// Returns the speeds of all known tasks.
+/// The speeds of all known tasks.
 pub fn forecast_speeds(
     problem: &PlanningProblem,
     layout: &SiteLayout,

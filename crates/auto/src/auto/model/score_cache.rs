@@ -144,7 +144,7 @@ pub mod tests {
         }
     }
 
-    /// Returns the layouts and scores of all candidates.
+    /// The layouts and scores of all candidates.
     fn decide_candidates(
         problem: &PlanningProblem,
         score_cache: &ScoreCache,

@@ -60,7 +60,7 @@ const MAX_SURVEY_WINDOWS: u64 = 3 * PATIENCE_WINDOWS;
 const MAX_MODEL_AGE_WINDOWS: u64 = 2 * SEARCH_INTERVAL_WINDOWS;
 
 impl SearchInput {
-    /// Returns the tasks that have arrived since, if nothing else has changed.
+    /// The tasks that have arrived since, if nothing else has changed.
     fn newcomers_since(
         &self,
         view: &View<'_>,
@@ -99,7 +99,7 @@ impl SearchInput {
     }
 }
 
-/// Returns the live tasks, their phases, and whether their curves are known.
+/// The live tasks, their phases, and whether their curves are known.
 pub fn task_stamp(view: &View<'_>, curves: &CurveChecks) -> TaskStamp {
     let state_of_task = |task: TaskId| {
         (
@@ -114,8 +114,7 @@ pub fn task_stamp(view: &View<'_>, curves: &CurveChecks) -> TaskStamp {
 }
 
 impl SearchHistory {
-    /// Returns whether the tasks, their phases or profiles have changed since the last search, or that search was long
-    /// ago.
+    /// Whether the tasks, their phases or profiles have changed since the last search, or that search was long ago.
     pub fn is_outdated(&self, stamp: &TaskStamp, window: u64) -> bool {
         self.last_search
             .as_ref()
@@ -143,7 +142,7 @@ impl SearchHistory {
         });
     }
 
-    /// Returns whether a live task has changed phase since the last search.
+    /// Whether a live task has changed phase since the last search.
     pub fn has_phase_changed(&self, view: &View<'_>) -> bool {
         let Some((last_stamp, _)) = &self.last_search else {
             return false;
@@ -224,8 +223,8 @@ impl InputBuilder<'_, '_> {
         }
     }
 
-    /// Returns the speed that was counted under the plan in force; `None` if the only speed is recalled from another
-    /// plan, or counts are not used.
+    /// The speed that was counted under the plan in force; `None` if the only speed is recalled from another plan, or
+    /// counts are not used.
     fn current_speed(&self, task: TaskId) -> Option<ObservedSpeed> {
         let speed = self.evidence.speeds.observed_speed(task);
         speed.filter(|speed| speed.is_current && self.uses_counts)
@@ -475,7 +474,7 @@ mod tests {
         Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle)
     }
 
-    /// Returns the next window with a search, for this number of tasks on four caches.
+    /// The next window with a search, for this number of tasks on four caches.
     fn next_search(
         policy: &mut dyn Policy,
         window: &mut u64,

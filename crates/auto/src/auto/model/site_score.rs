@@ -43,8 +43,8 @@ pub struct ForecastSpeed {
 }
 
 impl ForecastSpeed {
-    /// Returns the shortfall from a task's goals, as a share, summed over the goals. A rate that the task could not
-    /// even reach alone is not counted: no plan can provide it, and no other task should lose speed for it.
+    /// The shortfall from a task's goals, as a share, summed over the goals. A rate that the task could not even reach
+    /// alone is not counted: no plan can provide it, and no other task should lose speed for it.
     pub fn goal_shortfall(&self, program: &ProgramModel) -> f64 {
         let goal = program.goal;
         let slowdown_shortfall = goal.max_slowdown.map_or(0.0, |limit| {
@@ -63,12 +63,12 @@ impl ForecastSpeed {
         slowdown_shortfall.clamp(0.0, 10.0) + rate_shortfall.clamp(0.0, 10.0)
     }
 
-    /// Returns the misses per instruction.
+    /// The misses per instruction.
     pub fn misses_per_instr(&self, program: &ProgramModel) -> f64 {
         self.lines_per_cycle / self.instr_per_cycle / program.lines_per_miss
     }
 
-    /// Returns what the task asks of its path to memory, if its misses wait this long there.
+    /// What the task asks of its path to memory, if its misses wait this long there.
     pub fn lines_on_path(&self, program: &ProgramModel, wait_cycles: f64) -> LineSource {
         let cycles_per_instr = 1.0 / self.instr_per_cycle.max(1e-12);
         let lines_per_miss = program.lines_per_miss.max(1e-9);
@@ -81,12 +81,12 @@ impl ForecastSpeed {
         )
     }
 
-    /// Returns the cycles per instruction while the task runs.
+    /// The cycles per instruction while the task runs.
     pub fn cycles_per_instr(&self, program: &ProgramModel) -> f64 {
         self.met_demand_share * program.cpu_demand / self.instr_per_cycle.max(1e-12)
     }
 
-    /// Returns the work per second, now and at best alone on the machine; `None` if no rate was promised, or it was not
+    /// The work per second, now and at best alone on the machine; `None` if no rate was promised, or it was not
     /// measured.
     pub fn current_and_solo_rates(&self, program: &ProgramModel) -> Option<(f64, f64)> {
         let rate_factor = program.rate?.per_instr_per_cycle;
@@ -97,7 +97,7 @@ impl ForecastSpeed {
     }
 }
 
-/// Returns the slowdown at which a plan aims for a promised maximum, which is lower by the error of a forecast.
+/// The slowdown at which a plan aims for a promised maximum, which is lower by the error of a forecast.
 fn target_slowdown(max_slowdown: f64) -> f64 {
     max_slowdown - (0.25 * max_slowdown).min(0.01)
 }
@@ -147,7 +147,7 @@ impl LayoutScore {
         }
     }
 
-    /// Returns all fields as bits, for exact comparisons.
+    /// All fields as bits, for exact comparisons.
     #[cfg(test)]
     pub fn bits(self) -> [u64; 6] {
         let sums = [
@@ -161,7 +161,7 @@ impl LayoutScore {
         sums.map(f64::to_bits)
     }
 
-    /// Returns the value of the score; larger is better, and the ratio of two values is a gain.
+    /// The value of the score; larger is better, and the ratio of two values is a gain.
     pub fn objective_value(self, objective: PlanObjective) -> f64 {
         let mean = self.weighted_speed_sum / self.total_weight.max(1e-9);
         match objective {

@@ -19,7 +19,7 @@ pub struct CacheSite {
     pub partition_units: Option<PartitionSupport>,
 }
 
-/// Returns the sites of a machine; none if cache sizes are unknown.
+/// The sites of a machine; none if cache sizes are unknown.
 pub fn cache_sites(view: &View<'_>) -> Vec<CacheSite> {
     let online = view.online();
     let caches = view
@@ -87,12 +87,12 @@ impl CpuSites {
         CpuSites { sites: site_by_cpu }
     }
 
-    /// Returns the site of an online CPU.
+    /// The site of an online CPU.
     pub fn site_of_cpu(&self, cpu: u32) -> Option<usize> {
         self.sites.get(cpu as usize).copied().flatten()
     }
 
-    /// Returns the site on which a task spent most of its time; ties go to the first site.
+    /// The site on which a task spent most of its time; ties go to the first site.
     pub fn site_of_task(&self, task: &TaskSample) -> Option<usize> {
         let runs = || {
             let runs = task.on_cpu_ns.iter().filter(|(_, ns)| *ns > 0);

@@ -29,15 +29,15 @@ const GOAL_TOLERANCE: f64 = 1e-3;
 /// Error of the forecast shortfall of goals that no plan meets.
 const FORECAST_TOLERANCE: f64 = 0.02;
 
-/// Returns whether a plan is better for the goals, whatever its other effects: it meets all goals and the present plan
-/// does not, or the shortfall shrinks by more than the forecast's error. Without this margin, each search would prefer
+/// Whether a plan is better for the goals, whatever its other effects: it meets all goals and the present plan does
+/// not, or the shortfall shrinks by more than the forecast's error. Without this margin, each search would prefer
 /// another of the plans that miss a goal by about the same amount.
 pub fn is_improvement(current_shortfall: f64, new_shortfall: f64) -> bool {
     let will_be_met = current_shortfall > GOAL_TOLERANCE && new_shortfall <= GOAL_TOLERANCE;
     will_be_met || current_shortfall - new_shortfall > FORECAST_TOLERANCE
 }
 
-/// Returns the processes that miss a goal by less under the new layout than under the old one.
+/// The processes that miss a goal by less under the new layout than under the old one.
 pub fn improved_processes(
     problem: &PlanningProblem,
     old: &SiteLayout,
@@ -165,8 +165,8 @@ fn find_unmet_goals(
     unmet_goals
 }
 
-/// Returns the tasks without an unmet goal that are slower than by default, the largest loss first, with their losses
-/// as shares of the solo speed.
+/// The tasks without an unmet goal that are slower than by default, the largest loss first, with their losses as shares
+/// of the solo speed.
 fn slowed_tasks(
     problem: &PlanningProblem,
     speeds_before: &[Option<ForecastSpeed>],
@@ -183,8 +183,8 @@ fn slowed_tasks(
     losses
 }
 
-/// Returns the programs without which a goal would be met under the same plan; `None` if removing [`MAX_REMOVED`]
-/// programs is not enough.
+/// The programs without which a goal would be met under the same plan; `None` if removing [`MAX_REMOVED`] programs is
+/// not enough.
 fn programs_to_remove(
     problem: &PlanningProblem,
     layout: &SiteLayout,
@@ -464,7 +464,7 @@ mod tests {
         PlanningProblem::undisturbed_problem(sites, tasks)
     }
 
-    /// Returns all candidates, and the position of the best.
+    /// All candidates, and the position of the best.
     fn search_candidates(problem: &PlanningProblem) -> (Vec<CandidatePlan>, usize) {
         let allowed = [Mechanism::Placement, Mechanism::Sharing, Mechanism::Gangs].into();
         let score_cache = ScoreCache::new(problem);

@@ -23,7 +23,7 @@ fn insistent_policy() -> impl Policy {
     })
 }
 
-/// Returns the windows in which the decision was in force, if its speed is `factor` times that before, with some noise.
+/// The windows in which the decision was in force, if its speed is `factor` times that before, with some noise.
 fn windows_in_force(
     factor: f64,
     noise: f64,

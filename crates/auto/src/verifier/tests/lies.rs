@@ -1,8 +1,8 @@
 use super::*;
 use cachemate_core::SplitMix64;
 
-/// Returns the verdicts on one change in window 20, by the speeds of honest programs and of misreporting ones. The
-/// honest ones belong to user 1 if the others do, otherwise to a user each.
+/// The verdicts on one change in window 20, by the speeds of honest programs and of misreporting ones. The honest ones
+/// belong to user 1 if the others do, otherwise to a user each.
 fn verdicts_of(honest: &[f64], mut lies: impl FnMut() -> Vec<f64>, liar_user: u32) -> usize {
     let policy = ScriptedPolicy(|view: &View<'_>| {
         if view.observation.window >= 20 {

@@ -134,8 +134,7 @@ fn permutations_of(position_count: usize) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// Returns the new places of each cache and CPU, for every exchange that preserves nodes, packages and properties of
-/// caches.
+/// The new places of each cache and CPU, for every exchange that preserves nodes, packages and properties of caches.
 fn symmetric_exchanges(topology: &Topology) -> Vec<(Vec<usize>, Vec<u32>)> {
     let node_and_package = |cache: usize| {
         let first = topology.caches[cache].cpus.first().unwrap();

@@ -81,7 +81,7 @@ pub fn topology_fixture() -> Topology {
     }
 }
 
-/// Returns the decisions of all windows. `machine` gives the live tasks and their profiles under the plan in force.
+/// The decisions of all windows. `machine` gives the live tasks and their profiles under the plan in force.
 pub fn run_with_profiles(
     policy: impl Policy,
     config: impl Into<Option<GuardConfig>>,
@@ -138,7 +138,7 @@ pub fn run(
     })
 }
 
-/// Returns the positions of changes of placement, after the first decision, for which no reason is given.
+/// The positions of changes of placement, after the first decision, for which no reason is given.
 fn changes_without_reason(decisions: &[Decision]) -> Vec<usize> {
     let is_change =
         |index: &usize| decisions[index - 1].plan.affinity != decisions[*index].plan.affinity;
@@ -148,7 +148,7 @@ fn changes_without_reason(decisions: &[Decision]) -> Vec<usize> {
         .collect()
 }
 
-/// Returns the windows in which a decision has `plan` for the tasks that it names.
+/// The windows in which a decision has `plan` for the tasks that it names.
 pub fn windows_with(decisions: &[Decision], plan: &Plan) -> Vec<usize> {
     let says = |decision: &Decision| {
         plan.affinity
@@ -160,7 +160,7 @@ pub fn windows_with(decisions: &[Decision], plan: &Plan) -> Vec<usize> {
         .collect()
 }
 
-/// Returns the windows in which a plan was rolled back because of a measurement, rather than refused on cooldown.
+/// The windows in which a plan was rolled back because of a measurement, rather than refused on cooldown.
 pub fn rollback_windows(decisions: &[Decision]) -> Vec<usize> {
     let is_rollback = |reason: &Reason| reason.kind == ReasonKind::RolledBack;
     (0..decisions.len())
@@ -168,7 +168,7 @@ pub fn rollback_windows(decisions: &[Decision]) -> Vec<usize> {
         .collect()
 }
 
-/// Returns a normal deviate (sum of twelve uniform ones).
+/// A normal deviate (sum of twelve uniform ones).
 pub fn draw_normal(generator: &mut cachemate_core::SplitMix64) -> f64 {
     (0..12).map(|_| generator.draw_unit()).sum::<f64>() - 6.0
 }

@@ -56,7 +56,7 @@ fn new_plan() -> Plan {
     pinned_plan(&[(0, 0), (1, 2)])
 }
 
-/// Returns the decisions and verdicts if the new plan, proposed in window 10, changes speeds by this factor.
+/// The decisions and verdicts if the new plan, proposed in window 10, changes speeds by this factor.
 fn run_proposal(
     method: VerificationMethod,
     factor: f64,

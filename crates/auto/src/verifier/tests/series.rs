@@ -41,7 +41,7 @@ fn modeled_lab(plan: &Plan) -> (Vec<TaskSample>, Profiles) {
     (samples.collect(), profiles)
 }
 
-/// Returns the windows in which a victim ran beside a stream.
+/// The windows in which a victim ran beside a stream.
 fn harmed_windows(decisions: &[Decision]) -> Vec<usize> {
     let rate = |sample: &TaskSample| sample.counts.get(CounterEvent::Instructions).unwrap();
     let slow = |decision: &Decision| {

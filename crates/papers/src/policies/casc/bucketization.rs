@@ -52,14 +52,13 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// Returns whether a thread of this PCMR may run on that CPU.
+    /// Whether a thread of this PCMR may run on that CPU.
     pub fn can_admit(&self, cpu: usize, pcmr: f64) -> bool {
         lowest_admitting_level(pcmr) <= self.max_pcmr[cpu]
     }
 }
 
-/// Returns the lowest MAX_PCMR that still accepts the thread. A negative rate, which is an artifact of solving, counts
-/// as zero.
+/// The lowest MAX_PCMR that still accepts the thread. A negative rate, which is an artifact of solving, counts as zero.
 fn lowest_admitting_level(pcmr: f64) -> u32 {
     pcmr.clamp(0.0, 1e6).ceil() as u32
 }
@@ -158,7 +157,7 @@ impl<'a> BucketSearch<'a> {
         }
     }
 
-    /// Returns the number of threads up to this level.
+    /// The number of threads up to this level.
     fn threads_up_to(&self, level: u32) -> usize {
         self.levels
             .partition_point(|&thread_level| thread_level <= level)
@@ -172,7 +171,7 @@ impl<'a> BucketSearch<'a> {
                 .map_or(0, |below| self.threads_up_to(below))
     }
 
-    /// Returns the expected misses per 100 references.
+    /// The expected misses per 100 references.
     fn expected_miss_rate(&self) -> f64 {
         let weight_up_to = |level: u32| {
             let index = self
@@ -250,8 +249,8 @@ impl<'a> BucketSearch<'a> {
         self.max_pcmr[cpu] = level - step_count.max(1);
     }
 
-    /// Returns whether every set of CPUs has enough threads. Because the threads' sets of CPUs are nested, only the
-    /// sets of the k lowest CPUs need to be checked.
+    /// Whether every set of CPUs has enough threads. Because the threads' sets of CPUs are nested, only the sets of the
+    /// k lowest CPUs need to be checked.
     fn keeps_cpus_busy(&self, max_pcmr: &[u32]) -> bool {
         let mut sorted_pcmr = max_pcmr.to_vec();
         sorted_pcmr.sort_unstable();
@@ -270,8 +269,8 @@ impl<'a> BucketSearch<'a> {
     }
 }
 
-/// Returns the standard deviation over the mean of the CPU-time shares of threads with these ascending levels, if CPUs
-/// are shared as evenly as their MAX_PCMRs allow (max-min fair). `None` without threads or CPUs.
+/// The standard deviation over the mean of the CPU-time shares of threads with these ascending levels, if CPUs are
+/// shared as evenly as their MAX_PCMRs allow (max-min fair). `None` without threads or CPUs.
 pub fn run_time_variation(levels: &[u32], max_pcmr: &[u32]) -> Option<f64> {
     let shares = fair_shares(levels, max_pcmr);
     let mean = shares.iter().sum::<f64>() / shares.len() as f64;
@@ -283,8 +282,8 @@ pub fn run_time_variation(levels: &[u32], max_pcmr: &[u32]) -> Option<f64> {
     (mean > 0.0).then(|| variance.sqrt() / mean)
 }
 
-/// Returns the max-min fair CPU time of each thread, in CPUs, for ascending levels. The most restricted threads share
-/// the CPUs that accept them; a thread that cannot use its even share leaves the remainder to the others.
+/// The max-min fair CPU time of each thread, in CPUs, for ascending levels. The most restricted threads share the CPUs
+/// that accept them; a thread that cannot use its even share leaves the remainder to the others.
 fn fair_shares(levels: &[u32], max_pcmr: &[u32]) -> Vec<f64> {
     let mut shares = vec![0.0; levels.len()];
     let mut remaining_threads = levels.len();

@@ -137,8 +137,8 @@ impl OvercommittedCache<'_> {
         }];
     }
 
-    /// Returns the mean slowdown of the active tasks without gangs, assuming that each task meets all others equally
-    /// often on each of the other CPUs.
+    /// The mean slowdown of the active tasks without gangs, assuming that each task meets all others equally often on
+    /// each of the other CPUs.
     fn mean_slowdown_without_gangs(&self) -> f64 {
         let task_count = self.active_tasks.len();
         let total_cost: f64 = (0..task_count)
@@ -152,7 +152,7 @@ impl OvercommittedCache<'_> {
         total_cost * (self.cpus.count() - 1) as f64 / (task_count as f64 - 1.0) / task_count as f64
     }
 
-    /// Returns the gangs of the solution. Quiet tasks first fill free CPUs, and then get turns of their own.
+    /// The gangs of the solution. Quiet tasks first fill free CPUs, and then get turns of their own.
     fn build_gangs(&self, solution: &Solution) -> Vec<Vec<TaskId>> {
         let seat_count = self.cpus.count() as usize;
         let mut gangs: Vec<Vec<TaskId>> = solution
@@ -176,7 +176,7 @@ impl OvercommittedCache<'_> {
         gangs
     }
 
-    /// Returns, for each active task, its slowdown in its gang and the time of its refill.
+    /// For each active task, its slowdown in its gang and the time of its refill.
     fn gang_candidates(&self, solution: &Solution) -> Vec<GangCandidate> {
         let cache = self
             .view

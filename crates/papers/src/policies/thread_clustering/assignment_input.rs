@@ -79,7 +79,7 @@ impl ClusterAssignmentInput {
         )
     }
 
-    /// Returns the CPUs of each placed thread.
+    /// The CPUs of each placed thread.
     pub(super) fn cpus_by_thread(
         &self,
         assignment: &Assignment,
@@ -109,8 +109,8 @@ impl ClusterAssignmentInput {
             .collect()
     }
 
-    /// Returns the fraction of cycles in remote stalls that the assignment should remove, as a mean over all threads:
-    /// each thread's own fraction times the share of its partners that it joins.
+    /// The fraction of cycles in remote stalls that the assignment should remove, as a mean over all threads: each
+    /// thread's own fraction times the share of its partners that it joins.
     pub(super) fn removed_stall_share(
         &self,
         assignment: &Assignment,
@@ -142,7 +142,7 @@ impl ClusterAssignmentInput {
         removed_stalls / self.tasks.len().max(1) as f64
     }
 
-    /// Returns the cluster of every thread whose cluster has a chip; clusters are numbered from `first_number` on.
+    /// The cluster of every thread whose cluster has a chip; clusters are numbered from `first_number` on.
     pub(super) fn placed_clusters(
         &self,
         assignment: &Assignment,
@@ -221,7 +221,7 @@ impl ClusterAssignmentInput {
     }
 }
 
-/// Returns the CPUs of a chip: the first CPU of every core, then the second ones.
+/// The CPUs of a chip: the first CPU of every core, then the second ones.
 fn cpus_in_core_order(domain: &CpuSet, view: &View<'_>) -> Vec<u32> {
     let core_of = |cpu: u32| {
         view.topology

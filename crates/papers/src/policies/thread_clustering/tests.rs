@@ -6,7 +6,7 @@ use super::{Chip, ThreadToPlace};
 use crate::policies::PAPERS;
 use crate::reference_predictor::ReferencePredictor;
 
-/// Returns a topology of two chips of two cores with two contexts each.
+/// A topology of two chips of two cores with two contexts each.
 fn topology_fixture() -> Topology {
     let mut topology = test_support::last_level_caches(2, 4, CacheLevel::L2, 2 << 20);
     for cpu in &mut topology.cpus {

@@ -43,7 +43,6 @@ fn main() {
     }
 }
 
-/// The digest of each module of this crate.
 pub fn module_digests(root: &Path, workspace: &Workspace) -> BTreeMap<String, String> {
     let modules = read_modules(&source_dir(root, "cachemate-repro"));
     let module_digest =
@@ -348,7 +347,7 @@ impl Workspace {
         }
     }
 
-    /// Crates and packages that are reachable from these names.
+    /// The crates of this workspace, and the packages of others.
     fn reachable_packages(
         &self,
         names: impl IntoIterator<Item = String>,
@@ -467,7 +466,6 @@ fn source_digest(
         })
 }
 
-/// The compiler's version and commit.
 fn compiler_version() -> Vec<u8> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     Command::new(rustc)

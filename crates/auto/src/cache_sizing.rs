@@ -301,7 +301,7 @@ impl CacheSizing {
         Some(ShareChange { shares, terms })
     }
 
-    /// The trace requests for one cache.
+    /// None on a machine that cannot trace, or for a cache that needs no partition.
     fn request_traces(
         &mut self,
         view: &View<'_>,
@@ -795,7 +795,6 @@ fn time_share_penalties(
     penalties
 }
 
-/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(CacheSizing {
         parameters: Parameters::parse(parameters)?,

@@ -13,7 +13,7 @@ pub struct FieldError {
 }
 
 impl FieldError {
-    /// Builds an error about one field.
+    /// `expected` completes "expected ...", without a period.
     pub fn new(
         field: impl Into<String>,
         found: impl ToString,

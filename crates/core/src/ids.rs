@@ -54,7 +54,7 @@ impl IndexSet {
         }
         self.0[word] |= 1 << (index % 64);
     }
-    /// Removes an index, if it is in the set.
+    /// Does nothing if the index is absent.
     pub fn remove(&mut self, index: u32) {
         if let Some(word) = self.0.get_mut(index as usize / 64) {
             *word &= !(1 << (index % 64));
@@ -71,7 +71,7 @@ impl IndexSet {
     pub fn first(&self) -> Option<u32> {
         self.iter().next()
     }
-    /// Whether any index is in both.
+    /// Empty sets intersect nothing.
     pub fn intersects(&self, other: &Self) -> bool {
         self.0.iter().zip(&other.0).any(|(a, b)| a & b != 0)
     }

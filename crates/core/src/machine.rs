@@ -199,7 +199,7 @@ impl PartitionSupport {
         }
     }
 
-    /// The number of units of the whole cache.
+    /// Colors or ways of the whole cache.
     pub fn units(&self) -> u32 {
         match *self {
             PartitionSupport::Colors { colors: units, .. }
@@ -363,7 +363,7 @@ pub struct Cache {
 }
 
 impl Topology {
-    /// The online CPUs.
+    /// CPUs that may run tasks now; the topology lists the others as well.
     pub fn online(&self) -> CpuSet {
         self.cpus
             .iter()
@@ -372,7 +372,7 @@ impl Topology {
             .collect()
     }
 
-    /// The cache with this id.
+    /// `None` if no cache of the topology has this id.
     pub fn cache(&self, id: CacheId) -> Option<&Cache> {
         self.caches.iter().find(|cache| cache.id == id)
     }
@@ -382,7 +382,7 @@ impl Topology {
         self.caches.iter().filter(|cache| cache.last_level)
     }
 
-    /// The level of the first last-level cache.
+    /// Level of the first last-level cache; `None` if no cache is known.
     pub fn last_level(&self) -> Option<CacheLevel> {
         self.last_level_caches().next().map(|cache| cache.level)
     }
@@ -404,7 +404,7 @@ impl Topology {
         (pages > 0).then(|| total_factor / pages as f64)
     }
 
-    /// The last-level cache behind a CPU.
+    /// `None` if no last-level cache serves this CPU.
     pub fn last_level_cache_of(&self, cpu: CpuId) -> Option<&Cache> {
         self.last_level_caches()
             .find(|cache| cache.cpus.contains(cpu.0))
@@ -430,7 +430,7 @@ impl Topology {
 }
 
 impl Capabilities {
-    /// Whether the machine has this ability.
+    /// False as well if the machine does not list the ability.
     pub fn has_ability(&self, ability: Ability) -> bool {
         matches!(self.abilities.get(&ability), Some(Support::Yes { .. }))
     }
@@ -464,7 +464,7 @@ pub struct MachineError(pub String);
 pub trait Machine {
     /// The CPUs and caches. The set of online CPUs may change between windows.
     fn topology(&self) -> &Topology;
-    /// The abilities of this machine.
+    /// What the machine can observe and change.
     fn capabilities(&self) -> &Capabilities;
     /// Runs or waits for one window; `None` if the run has ended.
     fn observe(&mut self) -> Result<Option<Observation>, MachineError>;

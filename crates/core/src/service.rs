@@ -106,7 +106,7 @@ impl ServiceIdentity {
         }
     }
 
-    /// A program that belongs to no other service.
+    /// For a program that belongs to no unit, container, job or guest.
     pub fn command(program: &str) -> Self {
         ServiceIdentity::new(ServiceKind::Command, program)
     }
@@ -119,7 +119,7 @@ impl ServiceIdentity {
         }
     }
 
-    /// A container of a pod, or the pod as a whole.
+    /// Without a container, the pod as a whole. A long container id is shortened.
     pub fn from_pod(pod: &str, container: Option<&str>) -> Self {
         let name =
             container.map_or_else(|| pod.to_string(), |id| format!("{pod}/{}", shorten_id(id)));

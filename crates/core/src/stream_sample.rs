@@ -37,7 +37,7 @@ pub struct InstructionTiming {
 }
 
 impl InstructionTiming {
-    /// Adds other instructions.
+    /// Counts are summed; `unfetched` is unknown if it is for either side's instructions.
     pub fn add(&mut self, other: &InstructionTiming) {
         self.unfetched = match (self.unfetched, other.unfetched) {
             (Some(own), Some(more)) => Some(own.saturating_add(more)),

@@ -66,7 +66,7 @@ pub fn capabilities_fixture(abilities: &[Ability]) -> Capabilities {
 }
 
 impl Capabilities {
-    /// The same capabilities with a cache that can be partitioned.
+    /// In addition to those that can be partitioned already.
     #[must_use]
     pub fn with_partition(mut self, cache: CacheId, partition: PartitionSupport) -> Self {
         self.partitions.push((cache, partition));

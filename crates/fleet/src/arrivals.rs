@@ -19,7 +19,7 @@ pub struct ServiceInstance {
 /// Bytes of the small working set that every drawn kind has.
 const SMALL_SET_BYTES: f64 = 262_144.0;
 
-/// Draws kinds of services.
+/// The same seed gives the same kinds, whatever the fleet's size.
 pub fn draw_kinds(draw: &DrawSpec, seed: u64) -> Vec<FleetService> {
     let mut generator = SplitMix64::new(SplitMix64::scatter(seed ^ 0x6b69_6e64));
     (0..draw.kinds)

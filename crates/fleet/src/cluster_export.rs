@@ -109,7 +109,7 @@ pub struct PodResources {
     pub requests: BTreeMap<String, String>,
 }
 
-/// The annotation `name` of a pod or, if the pod has none, its label of that name.
+/// An annotation wins over a label of the same name.
 pub fn annotation_or_label<'a>(metadata: &'a PodMetadata, name: &str) -> Option<&'a str> {
     metadata
         .annotations

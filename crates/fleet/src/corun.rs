@@ -111,7 +111,7 @@ impl CoRunSolver {
         })
     }
 
-    /// The specification of a host.
+    /// All hosts of a fleet are alike.
     pub fn host(&self) -> &MachineSpec {
         &self.host
     }
@@ -133,7 +133,7 @@ impl CoRunSolver {
         self.caches() / self.host.memory.nodes as usize
     }
 
-    /// The number of CPUs that share one cache.
+    /// Hardware threads below one last-level cache; 0 on a machine without one.
     pub fn cpus_per_cache(&self) -> u32 {
         self.host
             .last_level_cache()
@@ -145,7 +145,7 @@ impl CoRunSolver {
         self.line_bytes
     }
 
-    /// The capacity of one cache, in bytes.
+    /// Capacity of one last-level cache; 0 on a machine without one.
     pub fn cache_bytes(&self) -> f64 {
         self.host
             .last_level_cache()
@@ -157,7 +157,7 @@ impl CoRunSolver {
         self.host.memory.bytes_per_cycle
     }
 
-    /// The number of ways of one cache.
+    /// Of one last-level cache; [`Self::can_partition`] says whether they can be assigned.
     pub fn ways(&self) -> u32 {
         self.ways
     }

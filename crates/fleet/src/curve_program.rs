@@ -79,7 +79,7 @@ impl LruStack {
         stack
     }
 
-    /// Uses the line at this depth, or a new line if the stack is not as deep.
+    /// A new line if the stack is not as deep.
     fn use_line(&mut self, depth: usize) -> u32 {
         let (mut index, offset) = (depth / BLOCK_LINES, depth % BLOCK_LINES);
         let line = match self

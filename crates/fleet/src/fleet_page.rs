@@ -206,7 +206,6 @@ impl FleetResult {
         text
     }
 
-    /// Builds the table for a terminal.
     pub fn table(&self) -> Table {
         let mut table = Table::with_columns(
             "policy",

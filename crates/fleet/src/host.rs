@@ -86,7 +86,7 @@ pub struct FleetHost {
 }
 
 impl FleetHost {
-    /// Builds an empty host.
+    /// Without services, but with known fills: nothing is fetched into an idle cache.
     pub fn new(model: &HostModel<'_>) -> Self {
         let solver = model.solver;
         let cache_count = solver.caches();
@@ -139,7 +139,7 @@ impl FleetHost {
         }
     }
 
-    /// Removes a service.
+    /// Frees its requests, on whatever caches its threads are.
     pub fn remove(&mut self, model: &HostModel<'_>, service: u32, kind: u16) {
         let spec = &model.kinds[usize::from(kind)];
         self.requested_cpus = (self.requested_cpus - spec.cpus).max(0.0);
@@ -164,7 +164,7 @@ impl FleetHost {
         }
     }
 
-    /// The number of busy CPUs.
+    /// Sum over the caches.
     pub fn busy_cpus(&self) -> f64 {
         self.state.caches.iter().map(|cache| cache.busy_cpus).sum()
     }

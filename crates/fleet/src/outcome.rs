@@ -60,7 +60,7 @@ impl SlowdownHistogram {
             .for_each(|(sum, count)| *sum += count);
     }
 
-    /// The number of samples.
+    /// One for each service and step.
     pub fn sample_count(&self) -> u64 {
         self.counts.iter().sum()
     }

@@ -26,7 +26,7 @@ impl HostCapacity {
             && host.requested_bytes + kind.memory_bytes <= self.memory_bytes + 0.5
     }
 
-    /// The share of the capacity that is requested once the service is added, from 0 to 1.
+    /// Mean of the shares of CPUs and memory once the service is added; above 1 only if it does not fit.
     fn requested_share(&self, host: &FleetHost, kind: &FleetService) -> f64 {
         let cpu_share = (host.requested_cpus + kind.cpus) / self.cpus;
         let memory_share = (host.requested_bytes + kind.memory_bytes) / self.memory_bytes;

@@ -285,7 +285,7 @@ impl ReferenceMix {
         (self.working_sets.iter().map(misses_of_set).sum::<f64>() + stream_share).min(1.0)
     }
 
-    /// Converts the mix to a profile.
+    /// Points of the curve lie at half-doublings from 32 KiB on.
     pub fn profile(&self) -> WorkloadProfile {
         let miss_point = |index: u32| {
             let bytes = 32_768.0 * libm::exp2(f64::from(index) / 2.0);

@@ -315,7 +315,7 @@ pub struct ServiceForecaster<'a> {
 }
 
 impl<'a> ServiceForecaster<'a> {
-    /// Builds a forecaster for a service.
+    /// Solves nothing yet: a table of shares is built for the first cache.
     pub fn new(service: &'a ServiceDemand<'a>) -> Self {
         ServiceForecaster {
             service,
@@ -460,8 +460,9 @@ pub fn passes_filter(forecasts: &[Option<PlacementForecast>]) -> Vec<bool> {
     }
 }
 
-/// Returns scores from 0 to [`MAX_SCORE`]. The best node has the highest score, and each additional cost of four
-/// percent of a CPU halves the score.
+/// Scores from 0 to [`MAX_SCORE`]; [`NEUTRAL_SCORE`] for a node without a forecast. The best node has the highest one. A
+/// cost that exceeds the best by `x` percent of the pod's CPUs, of which at least a quarter counts, divides the score by
+/// `1 + x / 4`; `b` more broken limits than on the best node divide it by `1 + b`.
 pub fn score_nodes(
     service: &ServiceDemand<'_>,
     forecasts: &[Option<PlacementForecast>],

@@ -182,7 +182,7 @@ impl<'a> FleetStudy<'a> {
         })
     }
 
-    /// The number of hosts of each cell.
+    /// Cells differ by at most one host.
     fn hosts_by_cell(&self) -> Vec<u32> {
         let cell_count = self.spec.hosts.div_ceil(self.spec.cell_hosts);
         (0..cell_count)

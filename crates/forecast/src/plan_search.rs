@@ -72,7 +72,8 @@ pub struct PlanEvaluator<'a> {
 type JobSite = (u32, u32);
 
 impl<'a> PlanEvaluator<'a> {
-    /// The truth for these jobs on this machine.
+    /// # Errors
+    /// If the machine has no data cache to share.
     pub fn new(spec: &'a MachineSpec, jobs: &'a [IntervalJob]) -> ForecastResult<Self> {
         let last_level = spec
             .last_level_cache()
@@ -111,7 +112,7 @@ impl<'a> PlanEvaluator<'a> {
         }
     }
 
-    /// Forecasts a plan.
+    /// Plans that put the same jobs together are solved once.
     pub fn evaluate_plan(&self, plan: StaticPlan) -> ForecastResult<EvaluatedPlan> {
         let sites = self.sites_of(&plan);
         let lock_known = || {
@@ -184,7 +185,7 @@ impl<'a> PlanEvaluator<'a> {
         Ok(current_plan)
     }
 
-    /// The cache of a CPU.
+    /// CPUs are numbered cache by cache.
     pub fn cache_of(&self, cpu: u32) -> u32 {
         cpu / self.cpus_per_cache
     }

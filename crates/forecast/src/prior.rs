@@ -104,7 +104,7 @@ fn miss_points(file: &ProfileFile) -> ForecastResult<Vec<(f64, f64)>> {
     Ok(points)
 }
 
-/// Makes a program as [`from_file`] does, with a given timing.
+/// As [`from_file`], with a given timing.
 pub fn from_file_with(
     file: &ProfileFile,
     machine: &MachineSpec,

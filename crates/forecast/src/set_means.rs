@@ -133,7 +133,7 @@ fn rates_at_size(points: &[SizePoint], first_point: &SizePoint, size_bytes: f64)
     )
 }
 
-/// The rates at `size_bytes`, between two points.
+/// `share` is 0 at `low` and 1 at `high`.
 pub(super) fn interpolate_rates(
     low: &SizePoint,
     high: &SizePoint,

@@ -27,7 +27,7 @@ pub enum TimingBasis {
 }
 
 impl TimingBasis {
-    /// Describes the source of the timing.
+    /// A clause without a period, for output.
     pub fn describe(self) -> &'static str {
         match self {
             TimingBasis::Dependences => {

@@ -23,7 +23,7 @@ pub struct PageCharts {
 }
 
 impl PageCharts {
-    /// The charts of a page at the start of a run.
+    /// Charts without a window.
     pub fn new(header: &RunHeader) -> Self {
         PageCharts {
             header: header.clone(),

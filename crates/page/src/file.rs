@@ -47,7 +47,7 @@ fn page_style() -> String {
     .concat()
 }
 
-/// All modules as one script.
+/// All modules joined without `import` and `export`, so no name may occur in two of them.
 fn page_script() -> String {
     let mut combined_script = String::new();
     for (name, text) in MODULES {

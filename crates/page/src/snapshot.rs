@@ -268,7 +268,7 @@ pub struct CacheLossSnapshot {
 }
 
 impl ServiceSnapshot {
-    /// Identity of the service.
+    /// Kind and name, which are unique on a host.
     pub fn identity(&self) -> ServiceIdentity {
         ServiceIdentity {
             kind: self.kind,

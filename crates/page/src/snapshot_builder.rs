@@ -146,7 +146,7 @@ impl<'r> WindowSources<'r> {
 }
 
 impl SnapshotBuilder {
-    /// Creates a builder at the start of a run.
+    /// Knows no task and no decision yet.
     pub fn new(header: &RunHeader) -> Self {
         SnapshotBuilder {
             header: Arc::new(header.clone()),

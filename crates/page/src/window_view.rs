@@ -230,7 +230,7 @@ fn judge_by_service(
     service_report.map_or_else(|| promise.clone(), |report| report.judge_promise(promise))
 }
 
-/// The tasks that are members of a share.
+/// In order of arrival; a process stands for all of its tasks.
 pub fn member_tasks<'a>(
     share: &CacheShare,
     tasks: &'a [TaskSample],

@@ -30,7 +30,7 @@ impl PairCosts {
             cost,
         }
     }
-    /// The number of programs.
+    /// Programs, which are the rows and the columns.
     pub fn len(&self) -> usize {
         self.cost.len()
     }

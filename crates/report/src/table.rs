@@ -107,7 +107,7 @@ pub(crate) fn text_width(text: &str) -> usize {
     columns
 }
 
-/// Pads a text with blanks to `columns` columns.
+/// A longer text is not cut.
 pub(crate) fn pad_text(text: &str, columns: usize, align: Align) -> String {
     let blanks = " ".repeat(columns.saturating_sub(text_width(text)));
     match align {

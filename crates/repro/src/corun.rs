@@ -51,7 +51,7 @@ impl CoRunBench {
         })
     }
 
-    /// Jobs run on the bench's machine.
+    /// On the bench's machine, over its warm-up and its measured cycles.
     pub fn build_workload(&self, options: SimOptions, jobs: Vec<WorkloadJob>) -> Workload {
         let (warm_up_cycles, measured_cycles) = (self.warm_up_cycles, self.measured_cycles);
         Workload {
@@ -233,7 +233,7 @@ impl CoRunMatrix {
         }
     }
 
-    /// Costs of these programs only.
+    /// Rows and columns follow `programs`, which are indexes.
     pub fn pair_costs(&self, programs: &[usize]) -> PairCosts {
         let row = |&i: &usize| {
             programs

@@ -147,7 +147,7 @@ impl ResultTarget {
         }
     }
 
-    /// Describes the target for tables.
+    /// As a table shows it: `at least 27`, or `-0.5 to 0.5`.
     pub fn describe(&self) -> String {
         match self {
             ResultTarget::AtLeast { target, .. } => format!("at least {target}"),
@@ -366,7 +366,7 @@ impl Finding {
             values,
         }
     }
-    /// Replaces the points.
+    /// In place of the present ones.
     #[must_use]
     pub fn with_points(mut self, points: Vec<DataPoint>) -> Self {
         self.points = points;
@@ -378,13 +378,13 @@ impl Finding {
         self.time_scale = scale;
         self
     }
-    /// Replaces the note.
+    /// In place of the present one.
     #[must_use]
     pub fn with_note(mut self, note: impl Into<String>) -> Self {
         self.note = note.into();
         self
     }
-    /// Appends a figure.
+    /// After the present ones.
     #[must_use]
     pub fn with_figure(mut self, figure: ResultFigure) -> Self {
         self.figures.push(figure);

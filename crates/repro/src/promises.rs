@@ -196,7 +196,6 @@ struct PromiseRun {
 }
 
 impl PromiseRun {
-    /// The share of windows from this one on in which all promises were kept.
     fn kept_share_from(&self, window: usize) -> f64 {
         let windows = &self.windows[window..];
         let kept_windows = windows.iter().filter(|(_, is_kept, _)| *is_kept).count();
@@ -363,7 +362,6 @@ fn percent_of(count: u32, total: u32) -> f64 {
     }
 }
 
-/// Mixes with a false report, each with its worst.
 fn describe_false_reports(outcomes: &[MixOutcome], report_counts: ReportCounts) -> String {
     let mut text = format!(
         "{} of {} reports say that a promise is kept",

@@ -100,12 +100,11 @@ impl<C: PartialEq, R> SeededRuns<C, R> {
         self.seeds.iter().flat_map(|&seed| self.of_seed(seed))
     }
 
-    /// One value for each seed of the case.
+    /// In the order of the seeds.
     pub fn values(&self, case: C, value: impl Fn(&R) -> f64) -> Vec<f64> {
         self.of_case(case).map(value).collect()
     }
 
-    /// A point with the values of a case, one for each seed.
     pub fn point(
         &self,
         case: C,

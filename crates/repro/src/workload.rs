@@ -104,7 +104,7 @@ impl WorkloadJob {
         }
     }
 
-    /// Builds a recorded program.
+    /// A program that replays a recording instead of running an algorithm.
     pub fn from_recording(name: &str, path: PathBuf, seed: u64) -> Self {
         WorkloadJob {
             recording: Some(path),
@@ -122,7 +122,7 @@ impl WorkloadJob {
             .collect()
     }
 
-    /// Pins the job to these CPUs.
+    /// No policy may move it.
     #[must_use]
     pub fn with_cpus(self, cpus: CpuSet) -> Self {
         WorkloadJob {
@@ -205,14 +205,14 @@ impl Workload {
         })
     }
 
-    /// Replaces the lengths.
+    /// In cycles, in place of the present lengths.
     #[must_use]
     pub fn with_length(mut self, warm_up_cycles: u64, measured_cycles: u64) -> Self {
         (self.warm_up_cycles, self.measured_cycles) = (warm_up_cycles, measured_cycles);
         self
     }
 
-    /// Creates the machine at its start.
+    /// Before its first window.
     pub fn build_machine(&self) -> Result<SimMachine> {
         let warm_up_limit =
             (self.warm_up_cycles > 0).then_some(RunLimit::Cycles(self.warm_up_cycles));

@@ -113,7 +113,7 @@ pub fn machine_names() -> Vec<&'static str> {
     BUILT_IN_MACHINES.iter().map(|(name, _)| *name).collect()
 }
 
-/// The TOML text of a built-in machine.
+/// `None` if no built-in machine has this name.
 pub fn built_in_machine_text(name: &str) -> Option<&'static str> {
     BUILT_IN_MACHINES
         .iter()

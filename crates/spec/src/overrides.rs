@@ -16,7 +16,7 @@ pub(crate) struct Override {
     value: String,
 }
 
-/// Splits `name?a=1&b=2` into the name and its overrides.
+/// `name?a=1&b=2` into `name` and two overrides; no fields are checked here.
 pub(crate) fn split_overrides(text: &str) -> Result<(&str, Vec<Override>), SpecError> {
     let Some((name, changes)) = text.split_once('?') else {
         return Ok((text, Vec::new()));

@@ -628,7 +628,7 @@ impl BandwidthGuard {
         std::mem::take(&mut self.goal_processes)
     }
 
-    /// Writes the limits into a plan.
+    /// Replaces the limits of a plan, and narrows the CPUs of programs that no limit can reach.
     pub fn write_into_plan(&mut self, view: &View<'_>, plan: &mut Plan) {
         plan.bandwidth.clear();
         let old_cpus: CpuSet = std::mem::take(&mut self.narrowed)

@@ -521,7 +521,6 @@ impl Auto {
         change
     }
 
-    /// Forecasts a layout by the models of a search.
     fn forecast_of(&self, input: &SearchInput, layout: &SiteLayout) -> Forecast {
         forecast(&input.problem, layout, &input.score_cache, |task| {
             self.evidence.speeds.references_per_instr(task)
@@ -699,7 +698,7 @@ impl MeasuredWindows {
         };
     }
 
-    /// Adds an undisturbed window.
+    /// An undisturbed window settles first, and then counts.
     fn add(&mut self) {
         if self.settling_windows > 0 {
             self.settling_windows -= 1;
@@ -708,13 +707,11 @@ impl MeasuredWindows {
         }
     }
 
-    /// Whether there are enough windows.
     fn is_enough(self) -> bool {
         self.windows >= MIN_MEASURED_WINDOWS
     }
 }
 
-/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(Auto::new(Parameters::parse(parameters)?, seed)))
 }

@@ -116,7 +116,6 @@ impl PlanFinder<'_, '_> {
         })
     }
 
-    /// Builds the proposal of a confirmation of this layout.
     fn build_proposal(
         &self,
         input: &SearchInput,
@@ -234,7 +233,6 @@ impl PlanFinder<'_, '_> {
         }
     }
 
-    /// All candidates, and their comparator.
     fn find_candidates(
         &self,
         input: &SearchInput,

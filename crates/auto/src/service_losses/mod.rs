@@ -309,7 +309,7 @@ impl CoRunnerHistory {
         }
     }
 
-    /// The loss that its effect causes at this presence, if the effect is measured.
+    /// `None` unless the effect is measured.
     fn measured_loss(&self, effect: Option<&EffectEstimate>, presence: f64) -> Option<Estimate> {
         let is_separated = self.windows_with >= MIN_WINDOWS && self.windows_without >= MIN_WINDOWS;
         let is_measured =

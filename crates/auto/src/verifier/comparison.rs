@@ -165,7 +165,7 @@ fn difference_of_like_windows(
     speed_difference(&before, &after).filter(|difference| difference.standard_error.is_finite())
 }
 
-/// The difference over all work.
+/// Whatever the phases of the windows.
 fn difference_of_all_windows(
     sides: &[Vec<&ProcessSpeed>; 2],
     metric: WorkMetric,
@@ -199,7 +199,7 @@ fn common_metric(
         .then_some((metric, rates_before, rates_after))
 }
 
-/// Returns on which sides a slowdown goal was certainly missed. Speeds relative to solo decide if they are known.
+/// The sides on which a slowdown goal was certainly missed. Speeds relative to solo decide if they are known.
 /// Otherwise, a slowdown by more than the goal allows misses it, because no program runs faster than alone.
 fn goal_change(
     sides: &[Vec<&ProcessSpeed>; 2],
@@ -253,7 +253,7 @@ fn promised_log_rate(process: ProcessId, samples: &[TaskSample]) -> Option<(Work
         .map(|metric| (metric, libm::log(rate_sum)))
 }
 
-/// Returns on which sides the rate was certainly below the promised one. A side without counts is not.
+/// The sides on which the rate was certainly below the promised one. A side without counts is not.
 fn rate_goal_change(
     sides: &[Vec<&ProcessSpeed>; 2],
     metric: WorkMetric,

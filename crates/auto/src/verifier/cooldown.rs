@@ -33,7 +33,7 @@ struct FailedPlan {
 }
 
 impl FailedPlan {
-    /// Whether both plans are the same for the live tasks.
+    /// Tasks that have exited do not count.
     fn has_same_placement(&self, plan: &Plan, live_tasks: &LiveTasks) -> bool {
         is_same_placement(&self.plan, plan, &self.tasks.intersection(live_tasks))
     }
@@ -118,7 +118,6 @@ impl PlanCooldown {
         self.consecutive_failures = self.consecutive_failures.saturating_sub(1);
     }
 
-    /// Whether no plans are stored.
     pub fn is_empty(&self) -> bool {
         self.failed_plans.is_empty()
     }

@@ -35,7 +35,6 @@ impl LiveTasks {
         }
     }
 
-    /// The tasks that are in both sets.
     pub fn intersection(&self, other: &LiveTasks) -> LiveTasks {
         LiveTasks {
             tasks: self.tasks.intersection(&other.tasks).copied().collect(),

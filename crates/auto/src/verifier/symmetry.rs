@@ -104,7 +104,7 @@ pub fn is_mirror(a: &Plan, b: &Plan, live_tasks: &LiveTasks, topology: &Topology
 }
 
 impl CanonicalPlan {
-    /// The canonical form of a plan for these tasks.
+    /// Plans that differ by an exchange of equal caches have the same form.
     pub fn new(plan: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> Self {
         let plan_by_cpu = PlanByCpu::new(plan, live_tasks, topology);
         let mut caches: Vec<&Cache> = topology.caches.iter().collect();

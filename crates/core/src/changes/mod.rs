@@ -54,7 +54,7 @@ pub struct ClassLimits {
 }
 
 impl ClassLimits {
-    /// Whether nothing is limited.
+    /// Whether every cache keeps the settings of the class's creation.
     pub fn is_empty(&self) -> bool {
         self.masks.is_empty() && self.bandwidth.is_empty()
     }
@@ -193,7 +193,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// The first item of the plan that requests the change.
+    /// [`PlanItem::Plan`] if no single item requests the change.
     pub fn first_item(&self) -> PlanItem {
         self.items.first().cloned().unwrap_or(PlanItem::Plan)
     }

@@ -186,7 +186,7 @@ impl PageBuffer {
         Ok(events)
     }
 
-    /// The number of the last window, and the events of the windows after `last_seen`.
+    /// All that are buffered if `last_seen` is `None` or too old.
     fn events_after(&self, last_seen: Option<u64>) -> (Option<u64>, Vec<Bytes>) {
         let new_windows = self
             .windows
@@ -303,7 +303,7 @@ fn serve_at(
     })
 }
 
-/// Returns 128 random bits as text.
+/// 128 random bits as text.
 fn random_text() -> io::Result<String> {
     let mut bytes = [0u8; 16];
     let mut filled_bytes = 0;

@@ -214,7 +214,6 @@ fn transpose(side: &GraphSide, other_count: usize) -> GraphSide {
     GraphSide::new(first_edges, edges)
 }
 
-/// For each label, the sum of the degrees of its nodes.
 fn sum_by_label(labels: &[usize], degrees: &[f64], count: usize) -> Vec<f64> {
     let mut sums = vec![0.0; count];
     labels

@@ -165,7 +165,7 @@ impl DemandCurve {
         })
     }
 
-    /// The number of units of the whole cache.
+    /// Units of the whole cache, the largest allocation that the curve knows.
     pub fn units(&self) -> u32 {
         self.cycles_per_instr.len() as u32
     }

@@ -77,7 +77,7 @@ impl CacheProcess<'_> {
         goals.fold(Goal::default(), Goal::merged_with)
     }
 
-    /// Whether a speed of the process is promised.
+    /// Whether any of its threads is promised a slowdown or a rate.
     pub fn is_promised(&self) -> bool {
         self.goal().is_promised()
     }
@@ -115,7 +115,7 @@ impl CacheProcess<'_> {
         bytes.reduce(|sum, bytes| sum + bytes)
     }
 
-    /// Its threads.
+    /// Its threads, in order of arrival.
     pub fn task_ids(&self) -> Vec<TaskId> {
         self.tasks.iter().map(|task| task.task).collect()
     }

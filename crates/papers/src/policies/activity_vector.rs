@@ -473,7 +473,6 @@ impl CoRunCost for ExpectedVectors {
     }
 }
 
-/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters = Parameters::parse(parameters)?;
     let Parameters {

@@ -524,7 +524,6 @@ fn build_group_model(
     .map(GroupModel::Composed)
 }
 
-/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(BalanceSet {
         parameters: Parameters::parse(parameters)?,

@@ -227,7 +227,6 @@ pub(super) fn build_matrix_policy(
     }))
 }
 
-/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     build_matrix_policy(parameters, solvers::best_assignment)
 }

@@ -136,7 +136,6 @@ impl Caladan {
     }
 }
 
-/// Builds the policy for the registry.
 pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters: Parameters = parse_parameters(text)?;
     ParameterRange::OneOrMore.check([

@@ -699,7 +699,6 @@ impl CascCache {
         (weight_sum > 0.0).then(|| weighted_sum / weight_sum)
     }
 
-    /// Writes the allowed CPUs of this cache's tasks into the plan.
     fn write_plan(
         &self,
         domain: &LlcTasks<'_>,
@@ -753,7 +752,6 @@ impl CascCache {
     }
 }
 
-/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters = Parameters::parse(parameters)?;
     Ok(Box::new(Casc {

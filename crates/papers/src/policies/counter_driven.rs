@@ -178,7 +178,6 @@ impl CoRunCost for RelativeMisses<'_> {
     }
 }
 
-/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parsed_parameters: Parameters = super::parse_parameters(parameters)?;
     ParameterRange::OneOrMore.check([("window_ns", parsed_parameters.window_ns as f64)])?;

@@ -46,7 +46,6 @@ impl Policy for DefaultPolicy {
     }
 }
 
-/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(DefaultPolicy(Parameters::parse(parameters)?)))
 }

@@ -110,7 +110,6 @@ fn first_sized_cache(topology: &Topology) -> Option<SharedCache> {
     ))
 }
 
-/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(Di(IntensityBalancer::new(Parameters::parse(
         parameters,

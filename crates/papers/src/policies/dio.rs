@@ -55,7 +55,6 @@ impl Policy for Dio {
     }
 }
 
-/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(Dio(IntensityBalancer::new(Parameters::parse(
         parameters,

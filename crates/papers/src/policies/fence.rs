@@ -174,7 +174,6 @@ fn lines_per_kilo_instr(
     (!counted.is_empty()).then(|| counted.iter().sum::<f64>() / counted.len() as f64)
 }
 
-/// Builds the policy for the registry.
 pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters: Parameters = parse_parameters(text)?;
     ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64)])?;

@@ -573,7 +573,6 @@ fn estimate_costs(view: &View<'_>, active_tasks: &[TaskId]) -> Option<Vec<Vec<f6
     })
 }
 
-/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters: Parameters = super::parse_parameters(parameters)?;
     let slice_ns = parameters.slice_ns.unwrap_or(1) as f64;

@@ -336,7 +336,6 @@ fn demand_of(
     DemandCurve::mean_of_curves(&demands)
 }
 
-/// Builds the policy for the registry.
 pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters: Parameters = parse_parameters(text)?;
     ParameterRange::OneOrMore.check([

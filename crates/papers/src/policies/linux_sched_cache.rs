@@ -361,7 +361,6 @@ fn footprint_bytes(process: &ProcessThreads<'_>, topology: &Topology) -> Option<
         .map(|pages| pages * PAGE_BYTES)
 }
 
-/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parsed_parameters: Parameters = super::parse_parameters(parameters)?;
     let periods_ns = [

@@ -87,7 +87,7 @@ impl PolicyRegistry {
         entries
     }
 
-    /// The policy called `name`.
+    /// `None` if no policy has this name; the case counts.
     pub fn find(self, name: &str) -> Option<&'static PolicyEntry> {
         let mut entries = self.0.iter().copied().flatten();
         entries.find(|entry| entry.name == name)

@@ -140,7 +140,8 @@ impl Parties {
             .collect()
     }
 
-    /// Takes or returns at most one step.
+    /// At most one step: growth for the service that misses its promise by most, or a return by the one with most to
+    /// spare.
     fn step(
         &mut self,
         view: &View<'_>,
@@ -360,7 +361,6 @@ fn explain(domain: &PartitionedCache<'_>, process: ProcessId, text: String, slac
     Reason::new(tasks_of(&domain.processes, process), text, numbers)
 }
 
-/// Builds the policy for the registry.
 pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters: Parameters = parse_parameters(text)?;
     ParameterRange::OneOrMore.check([

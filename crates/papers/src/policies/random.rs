@@ -73,7 +73,6 @@ impl Policy for RandomPolicy {
     }
 }
 
-/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters = Parameters::parse(parameters)?;
     Ok(Box::new(RandomPolicy {

@@ -44,7 +44,6 @@ impl Policy for RoundRobinPolicy {
     }
 }
 
-/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(RoundRobinPolicy {
         parameters: Parameters::parse(parameters)?,

@@ -235,7 +235,6 @@ impl ServiceLevel {
 const SERVICE_GROUP: GroupId = GroupId(1);
 const CO_RUNNER_GROUP: GroupId = GroupId(0);
 
-/// Builds the policy for the registry.
 pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters: Parameters = parse_parameters(text)?;
     ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64)])?;

@@ -156,7 +156,6 @@ fn partitionable_last_levels(view: &View<'_>) -> Vec<(CacheId, PartitionSupport)
         .collect()
 }
 
-/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(StaticPartition {
         parameters: Parameters::parse(parameters)?,

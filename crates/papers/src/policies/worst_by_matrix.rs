@@ -8,7 +8,6 @@ use cachemate_core::Policy;
 use super::ParameterError;
 use crate::solvers;
 
-/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     super::best_by_matrix::build_matrix_policy(parameters, solvers::worst_assignment)
 }

@@ -16,7 +16,7 @@ use crate::matrix::CostKind;
 /// The scheme that multiplies sensitivity and intensity.
 pub struct Pain;
 
-/// Returns S, the likely extra misses per million instructions in a shared cache (CA equation 1), from hits by LRU
+/// S, the likely extra misses per million instructions in a shared cache (CA equation 1), from hits by LRU
 /// position.
 pub fn pain_sensitivity(hits: &[f64]) -> f64 {
     let weighted_sum: f64 = hits

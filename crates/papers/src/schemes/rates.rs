@@ -70,7 +70,7 @@ impl RateScheme {
     }
 }
 
-/// Returns LLC misses per thousand instructions: alone on the cache if known, otherwise as observed.
+/// LLC misses per thousand instructions: alone on the cache if known, otherwise as observed.
 pub fn miss_rate(profile: &Profile, cache: &SharedCache) -> Option<f64> {
     let solo_mpki = solo_misses_per_mega_instr(profile, cache).map(|misses| misses / 1000.0);
     solo_mpki.or(profile

@@ -86,7 +86,7 @@ impl SharedCache {
         })
     }
 
-    /// The number of lines that fit the cache.
+    /// Capacity in lines, rounded down.
     pub fn lines(&self) -> u64 {
         self.size_bytes / u64::from(self.line_bytes.max(1))
     }

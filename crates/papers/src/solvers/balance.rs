@@ -33,7 +33,7 @@ pub enum GroupModel {
 }
 
 impl GroupModel {
-    /// The number of threads of the model.
+    /// Groups consist of numbers below this one.
     pub fn thread_count(&self) -> usize {
         match self {
             GroupModel::Average(ratios) => ratios.len(),

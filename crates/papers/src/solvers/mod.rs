@@ -60,7 +60,7 @@ pub struct Seating {
 }
 
 impl Seating {
-    /// The cost of each program, in the unit of the costs.
+    /// Each program's costs beside all programs on other CPUs of its cache, in the unit of the costs.
     pub fn costs_by_program(&self, costs: &CostMatrix) -> Vec<f64> {
         let mut cost_by_program = vec![0.0; costs.len()];
         for cache in &self.by_cache {

@@ -260,7 +260,7 @@ pub fn allocate_by_lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32
     Ok(allocation)
 }
 
-/// The total cost of an allocation.
+/// `allocation` has the units of each claim, in the order of `claims`.
 pub fn total_cost(claims: &[UnitClaim], allocation: &[u32], aggregate: CostAggregate) -> f64 {
     aggregate.aggregate(
         claims

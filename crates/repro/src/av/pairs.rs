@@ -125,7 +125,6 @@ fn other_reading_names() -> impl Iterator<Item = &'static str> {
     thresholds.chain(FORMS[1..].iter().map(|(name, _)| *name))
 }
 
-/// Samples in one definition of super sets.
 fn fold_samples(samples: &[ActivitySample], form: SuperSets) -> Vec<ActivitySample> {
     let fold_sample = |sample: &ActivitySample| ActivitySample {
         instr_per_cycle: sample.instr_per_cycle,
@@ -301,7 +300,6 @@ fn run_pair(context: &ExperimentContext<'_>, inputs: &PairInputs<'_>) -> Result<
     })
 }
 
-/// The number of bits that are set in the vectors of both tasks, by vector.
 fn count_shared_bits(
     sample: &ActivitySample,
     vectors: &dyn Fn(&TaskActivity) -> [IndexSet; 6],
@@ -330,7 +328,6 @@ fn fit_ipc_over_bits(
     })
 }
 
-/// Deviation of the values themselves from their mean.
 fn root_mean_square_deviation(values: &[f64]) -> f64 {
     let mean_value = mean(values);
     mean(
@@ -341,7 +338,6 @@ fn root_mean_square_deviation(values: &[f64]) -> f64 {
     .sqrt()
 }
 
-/// One value per seed, from the pairs of that seed.
 fn values_by_seed(pairs: &PairRuns, value: impl Fn(&[&PairRun]) -> f64) -> Vec<f64> {
     pairs
         .per_seed(value)

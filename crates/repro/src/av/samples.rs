@@ -37,7 +37,6 @@ pub(super) struct SuperSets {
 }
 
 impl SuperSets {
-    /// Combines counts by set into counts by super set.
     pub fn fold_sets(self, level_counts: &TaskActivity) -> TaskActivity {
         level_counts.each_ref().map(|sets| {
             let mut counts = vec![

@@ -348,7 +348,6 @@ pub(super) fn workload_jobs(workload: usize, copies: u64, input_seed: u64) -> Ve
         .collect()
 }
 
-/// Shuffles the jobs' order of arrival.
 pub(super) fn shuffle_arrivals(jobs: &[WorkloadJob], seed: u64) -> Vec<WorkloadJob> {
     let mut jobs = jobs.to_vec();
     SplitMix64::new(seed).shuffle(&mut jobs);

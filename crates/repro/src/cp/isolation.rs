@@ -32,7 +32,6 @@ fn values_of<V>(
         .collect()
 }
 
-/// The gain of one program of a pair at one split, for each seed.
 fn split_gains(
     pairs_by_seed: &[Vec<MeasuredPair>],
     index: usize,

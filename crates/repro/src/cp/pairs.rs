@@ -180,7 +180,7 @@ pub(crate) struct PairRequest {
 }
 
 impl PairRequest {
-    /// Requests a pair that shares the cache.
+    /// Neither program is confined to colors.
     pub fn sharing(pair: ProgramPair, seed: u64, solo_work: [SoloWork; 2]) -> Self {
         PairRequest {
             pair,

@@ -60,7 +60,6 @@ pub(super) struct ErrorSummary {
 }
 
 impl ErrorSummary {
-    /// Summarizes the tasks of these runs.
     pub(super) fn new(runs: &[Vec<TaskComparison>]) -> Self {
         let tasks: Vec<&TaskComparison> = runs.iter().flatten().collect();
         let Some(first_task) = tasks.first() else {

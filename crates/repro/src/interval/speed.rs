@@ -40,7 +40,7 @@ pub fn cpu_seconds() -> Option<f64> {
     Some(ns / 1e9)
 }
 
-/// The host at its start.
+/// One package of `epyc-7763` with all tasks placed; time slices are explicit, or averaged over a rotation.
 pub fn start_host(is_explicit: bool, phase_seconds: f64) -> Result<IntervalEngine> {
     let mut machine = cachemate_spec::load_machine("epyc-7763").map_err(failed("epyc-7763"))?;
     machine.contexts_per_core = 1;

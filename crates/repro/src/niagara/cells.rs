@@ -95,7 +95,6 @@ pub fn metric_points<C: Copy + PartialEq>(
     METRICS.into_iter().flat_map(points_of_metric).collect()
 }
 
-/// Label of an L2 size.
 pub fn size_label(l2_kb: u64) -> String {
     format!("{l2_kb} KB")
 }
@@ -243,7 +242,6 @@ impl SizeSweep<'_> {
     }
 }
 
-/// One line per series.
 pub fn size_chart(
     name: &str,
     title: &str,

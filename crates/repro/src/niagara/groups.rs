@@ -183,7 +183,6 @@ impl MissSums {
             .unwrap_or(0.0);
         self.ns += ns as f64;
     }
-    /// Misses in percent of the references.
     pub fn misses_per_100_references(&self) -> f64 {
         100.0 * self.misses / self.references
     }

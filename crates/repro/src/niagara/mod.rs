@@ -307,7 +307,6 @@ pub fn run(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<RunResult
     run_jobs(setting, policy, &setting.mix.jobs(setting.seed))
 }
 
-/// Runs other jobs under one policy.
 pub fn run_jobs(
     setting: &NiagaraSetting,
     policy: &NiagaraPolicy,
@@ -483,7 +482,7 @@ pub fn measure_gain_without_greedy(setting: &NiagaraSetting) -> Result<f64> {
         - 1.0)
 }
 
-/// Miss ratio of the L2.
+/// `None` if nothing referenced the L2.
 pub fn l2_miss_ratio(results: &RunResults) -> Option<f64> {
     results.level_breakdown(CacheLevel::L2)?.miss_ratio()
 }
@@ -532,7 +531,7 @@ impl Policy for OneArtPerGang {
     }
 }
 
-/// The cache that all contexts share.
+/// `None` on a machine without one.
 pub fn shared_l2(workload: &Workload) -> Option<CacheId> {
     let topology = workload.machine.topology();
     topology.last_level_caches().next().map(|cache| cache.id)

@@ -109,7 +109,6 @@ impl SoloMachine {
         })
     }
 
-    /// Runs one window.
     pub fn run_window(&mut self) -> Result<Observation> {
         let observation = self.machine.observe().map_err(failed("window"))?;
         let observation = observation

@@ -50,7 +50,7 @@ pub struct StoredFile {
 }
 
 impl StoredFile {
-    /// Path of the file in the store, for messages.
+    /// Folder and name within the store, for messages.
     pub fn subpath(&self) -> PathBuf {
         self.place.iter().collect()
     }
@@ -87,7 +87,7 @@ impl RunDir {
         Ok(dir)
     }
 
-    /// The path of the directory.
+    /// As given, not resolved.
     pub fn path(&self) -> &Path {
         &self.path
     }

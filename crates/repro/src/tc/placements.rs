@@ -246,7 +246,6 @@ impl PlacementRuns {
         )
     }
 
-    /// A point for every case and placement.
     pub fn placement_points(
         &self,
         series: &str,

@@ -174,7 +174,7 @@ impl PlanSearch<'_> {
         }
     }
 
-    /// All candidates, the default first.
+    /// All candidates, the default first and the plan in force second.
     pub fn find_candidates(
         &mut self,
         default_sites: &BTreeMap<TaskId, usize>,
@@ -212,7 +212,7 @@ impl PlanSearch<'_> {
         candidates
     }
 
-    /// Returns undivided placements: the default and the present one, then those of the searches.
+    /// Undivided placements: the default and the present one, then those of the searches.
     fn find_placements(
         &mut self,
         default: &SiteLayout,
@@ -319,7 +319,7 @@ impl PlanSearch<'_> {
         self.remaining_scores.set(remaining_scores);
     }
 
-    /// The layout with these sites improved one by one.
+    /// Closed sites stay as they are.
     pub(super) fn refine_each_site(
         &self,
         layout: &SiteLayout,

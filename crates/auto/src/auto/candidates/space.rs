@@ -48,7 +48,6 @@ pub fn unit_steps(
 }
 
 impl PlanSearch<'_> {
-    /// The layout with the best partitions of each site.
     pub fn with_best_partitions(&self, layout: &SiteLayout) -> SiteLayout {
         self.divide_sites(layout, 0..self.problem.sites.len())
     }

@@ -44,7 +44,6 @@ impl TaskArrivals {
         self.change_windows.push_back(window);
     }
 
-    /// The number of windows for which the set of tasks has been the same.
     pub fn unchanged_windows(&self, window: u64) -> u64 {
         window.saturating_sub(self.last_change_window)
     }

@@ -69,7 +69,7 @@ impl CurveChecks {
             .filter(|_| !self.excluded.contains(&task))
     }
 
-    /// Whether the task has a curve that is not excluded.
+    /// A curve that the counters have contradicted does not count.
     pub fn has_curve(&self, view: &View<'_>, task: TaskId) -> bool {
         self.usable_profile(view, task)
             .is_some_and(|profile| profile.misses_per_kilo_instr().is_some())

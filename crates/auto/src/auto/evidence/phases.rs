@@ -4,7 +4,7 @@ use cachemate_core::{Profiles, TaskId, View};
 
 use super::speeds::CurrentPhase;
 
-/// The current phase of a task.
+/// The number of the phase, 0 without a profile, and its kind, `None` until it is recognized.
 pub fn current_phase(view: &View<'_>, task: TaskId) -> CurrentPhase {
     let profile = view.profiles.get(&task);
     (

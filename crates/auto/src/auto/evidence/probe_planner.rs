@@ -551,13 +551,12 @@ fn is_awaited(view: &View<'_>, (probe, since_ns): &OpenRequest) -> bool {
         && now_ns.saturating_sub(*since_ns) <= ANSWER_TIMEOUT_NS
 }
 
-/// Whether curves can be measured on this machine.
 fn can_measure_curves(view: &View<'_>) -> bool {
     view.capabilities.has_ability(Ability::SampleReuses)
         || view.capabilities.has_ability(Ability::TraceAddresses)
 }
 
-/// The number of entries of a probe's trace.
+/// `None` for a probe that is no trace.
 fn trace_entries_of(probe: &ProbeRequest) -> Option<u32> {
     match probe.kind {
         ProbeKind::MissTrace { entries, .. } => Some(entries),

@@ -117,7 +117,7 @@ impl ServicePauses {
     }
 }
 
-/// Whether a task has a promised slowdown.
+/// A promised rate does not count, because a pause measures slowdowns.
 pub fn is_promised(task: &TaskSample) -> bool {
     task.goal.is_some_and(|goal| goal.max_slowdown.is_some())
 }

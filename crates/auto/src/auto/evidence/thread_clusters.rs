@@ -32,7 +32,6 @@ fn cosine_similarity(a: &[f64], b: &[f64]) -> f64 {
     dot_product(a, b) / libm::sqrt(dot_product(a, a) * dot_product(b, b)).max(1e-9)
 }
 
-/// The number of clusters, which is one more than the last.
 pub fn cluster_count(clusters: &[Option<usize>]) -> usize {
     let last = clusters.iter().flatten().max();
     last.map_or(0, |last| last + 1)

@@ -71,7 +71,7 @@ impl SiteLayout {
         SiteLayout::without_partitions(problem, site_by_task, false)
     }
 
-    /// Puts the tasks on these sites, without partitions.
+    /// With `is_pinned`, movable tasks with a model are pinned to their sites, and all others stay free.
     pub fn without_partitions(
         problem: &PlanningProblem,
         site_by_task: Vec<Option<usize>>,
@@ -161,7 +161,6 @@ impl SiteLayout {
         layout
     }
 
-    /// The known tasks of a site.
     pub fn known_tasks_on(&self, problem: &PlanningProblem, site: usize) -> Vec<usize> {
         problem
             .known_tasks()
@@ -349,7 +348,7 @@ impl SiteLayout {
 }
 
 impl PlanningProblem {
-    /// The layout with closed sites as in `current_layout`.
+    /// Closed sites, and tasks that are on one in either layout, stay as in `current_layout`.
     #[must_use]
     pub fn with_closed_sites(
         &self,

@@ -223,7 +223,7 @@ impl PlanningProblem {
         self.closed_sites.get(site).copied().unwrap_or(false)
     }
 
-    /// Drops the model of a task.
+    /// The task then counts as unknown.
     pub fn drop_model(&mut self, task: TaskId) {
         self.tasks
             .iter_mut()
@@ -236,7 +236,6 @@ impl PlanningProblem {
         self.tasks[index].is_movable && !self.tasks[index].must_stay
     }
 
-    /// The positions of all tasks.
     pub fn index_by_task(&self) -> BTreeMap<TaskId, usize> {
         self.tasks
             .iter()

@@ -294,7 +294,7 @@ impl ProgramModel {
         self.far_cycles.get(node as usize).copied().unwrap_or(0.0)
     }
 
-    /// The misses per instruction with this number of bytes.
+    /// Misses per instruction, interpolated; beyond the curve, its last value.
     pub fn misses_at(&self, bytes: f64) -> f64 {
         let position_steps = (bytes / self.step_bytes).clamp(0.0, STEPS as f64);
         let low = (position_steps as usize).min(STEPS - 1);
@@ -481,7 +481,6 @@ impl ProgramModel {
         .clamp(1.0 / MAX_OCCUPANCY_ODDS, MAX_OCCUPANCY_ODDS);
     }
 
-    /// The number of lines in this many bytes.
     pub fn lines_in(&self, bytes: f64) -> f64 {
         bytes / self.step_bytes * self.lines_per_step
     }
@@ -522,7 +521,7 @@ impl ProgramModel {
         self.cycles_at(self.misses_at(bytes), wait_cycles, split_share)
     }
 
-    /// The cycles per instruction with this number of misses per instruction.
+    /// Cycles per instruction; `misses` are per instruction, and `wait_cycles` queueing per miss.
     pub fn cycles_at(&self, misses: f64, wait_cycles: f64, split_share: f64) -> f64 {
         self.base_cycles
             + misses * (self.cycles_per_miss + wait_cycles)

@@ -41,7 +41,7 @@ fn cpu_shares(demands: &[f64], cpus: f64) -> Vec<f64> {
     demands.iter().map(|demand| demand.min(max_share)).collect()
 }
 
-/// The share of each task's partners that are not on this site.
+/// Share of the task's partners on other sites, from 0 to 1; 1 for a task without a cluster.
 fn split_share(
     problem: &PlanningProblem,
     site_by_task: &[Option<usize>],
@@ -69,7 +69,6 @@ fn split_share(
     }
 }
 
-/// The split shares of all members of a site.
 pub fn split_shares(
     problem: &PlanningProblem,
     site_by_task: &[Option<usize>],

@@ -27,7 +27,6 @@ pub struct ScoreCache {
 }
 
 impl ScoreCache {
-    /// Builds the cache of a first problem.
     #[cfg(test)]
     pub fn new(problem: &PlanningProblem) -> Self {
         ScoreCache::default().carry_over(problem, |_| None)

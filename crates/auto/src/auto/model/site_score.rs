@@ -63,7 +63,6 @@ impl ForecastSpeed {
         slowdown_shortfall.clamp(0.0, 10.0) + rate_shortfall.clamp(0.0, 10.0)
     }
 
-    /// The misses per instruction.
     pub fn misses_per_instr(&self, program: &ProgramModel) -> f64 {
         self.lines_per_cycle / self.instr_per_cycle / program.lines_per_miss
     }

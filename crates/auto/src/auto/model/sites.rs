@@ -87,7 +87,7 @@ impl CpuSites {
         CpuSites { sites: site_by_cpu }
     }
 
-    /// The site of an online CPU.
+    /// `None` for an offline CPU.
     pub fn site_of_cpu(&self, cpu: u32) -> Option<usize> {
         self.sites.get(cpu as usize).copied().flatten()
     }

@@ -157,7 +157,6 @@ impl<'a> BucketSearch<'a> {
         }
     }
 
-    /// The number of threads up to this level.
     fn threads_up_to(&self, level: u32) -> usize {
         self.levels
             .partition_point(|&thread_level| thread_level <= level)

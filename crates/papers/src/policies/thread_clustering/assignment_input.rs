@@ -79,7 +79,7 @@ impl ClusterAssignmentInput {
         )
     }
 
-    /// The CPUs of each placed thread.
+    /// `None` for a thread that the assignment leaves where it is.
     pub(super) fn cpus_by_thread(
         &self,
         assignment: &Assignment,

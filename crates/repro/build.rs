@@ -123,6 +123,7 @@ fn parse_sources(src: &Path) -> BTreeMap<PathBuf, TokenStream> {
         }
         codes.insert(file, code);
     }
+
     codes.retain(|file, _| !file.ancestors().any(|path| tests.contains(path)));
     codes
 }
@@ -132,11 +133,13 @@ fn strip_tests(tokens: TokenStream) -> (TokenStream, Vec<String>) {
     let (mut code, mut files): (Vec<TokenTree>, Vec<String>) = (Vec::new(), Vec::new());
     let is_mark = |token: Option<&TokenTree>, mark: char| matches!(token, Some(TokenTree::Punct(found)) if found.as_char() == mark);
     let mut tokens = tokens.into_iter();
+
     while let Some(token) = tokens.next() {
         let TokenTree::Group(group) = token else {
             code.push(token);
             continue;
         };
+
         let is_inner = is_mark(code.last(), '!') && is_mark(code.iter().nth_back(1), '#');
         let is_attribute =
             group.delimiter() == Delimiter::Bracket && (is_inner || is_mark(code.last(), '#'));
@@ -148,6 +151,7 @@ fn strip_tests(tokens: TokenStream) -> (TokenStream, Vec<String>) {
         if text.starts_with("doc=") || text == "cfg(test)" {
             code.truncate(code.len() - if is_inner { 2 } else { 1 });
         }
+
         if text == "cfg(test)" {
             files.extend(skip_item(&mut tokens));
         } else if !text.starts_with("doc=") {
@@ -159,6 +163,7 @@ fn strip_tests(tokens: TokenStream) -> (TokenStream, Vec<String>) {
             )));
         }
     }
+
     (code.into_iter().collect(), files)
 }
 
@@ -187,12 +192,14 @@ fn collect(code: TokenStream, module: &mut ModuleCode) {
     module.text.push_str(&code.to_string());
     let mut flat = Vec::new();
     flatten_into(code, &mut flat);
+
     for (index, word) in flat.iter().enumerate() {
         let word_before =
             |steps: usize| index.checked_sub(steps).map_or("", |at| flat[at].as_str());
         if ["struct", "enum", "trait", "type", "fn", "const", "static"].contains(&word_before(1)) {
             module.items.insert(word.clone());
         }
+
         if ["crate", "super"].contains(&word_before(3))
             && word_before(2) == ":"
             && word_before(1) == ":"
@@ -367,6 +374,7 @@ impl Workspace {
                 pending.extend(versions.flat_map(|(_, dependencies)| dependencies.iter().cloned()));
             }
         }
+
         (crates, packages)
     }
 }
@@ -397,6 +405,7 @@ fn read_lock(lock: &str) -> BTreeMap<String, BTreeSet<(String, Vec<String>)>> {
                 value.trim_end_matches('"').to_string()
             })
         };
+
         let listed = package
             .split("dependencies = [")
             .nth(1)
@@ -418,6 +427,7 @@ fn read_lock(lock: &str) -> BTreeMap<String, BTreeSet<(String, Vec<String>)>> {
             .or_default()
             .insert((package_field("version"), dependencies));
     }
+
     packages
 }
 
@@ -440,9 +450,11 @@ fn source_digest(
     for module in reached {
         digest.update(format!("module {module}\n{}\n", modules[module].text));
     }
+
     for name in &crates {
         digest.update(format!("crate {name}\n{}\n", workspace.codes[name]));
     }
+
     for name in &packages {
         let versions = workspace
             .locked
@@ -455,6 +467,7 @@ fn source_digest(
             versions.collect::<Vec<&str>>().join(" ")
         ));
     }
+
     digest.update(compiler_version());
     digest
         .finalize()

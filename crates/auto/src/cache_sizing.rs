@@ -223,6 +223,7 @@ impl CacheSizing {
         if is_released || !domain.needs_partition() && !shares.is_empty() {
             return undivided_shares();
         }
+
         shares
     }
 
@@ -312,6 +313,7 @@ impl CacheSizing {
         if !can_trace || parameters.trace_entries == 0 || !domain.needs_partition() {
             return Vec::new();
         }
+
         let terms = TraceTerms {
             entries: parameters.trace_entries,
             includes_code: parameters.trace_code,
@@ -355,6 +357,7 @@ fn build_claimant(
     } else {
         1.0
     };
+
     let min_units = evidence
         .insufficient_units
         .get(&cache_process.process)
@@ -392,6 +395,7 @@ fn plan_shares(
         .iter()
         .filter(|cpu| cpu.online && domain.cache.cpus.contains(cpu.id.0))
         .count();
+
     let thread_count = domain
         .processes
         .iter()
@@ -413,6 +417,7 @@ fn plan_shares(
     };
     let allocation = allocate(claimants, &limits).ok()?;
     explain_allocation(domain, claimants, &allocation, reasons);
+
     let groups: Vec<SharingGroup> = allocation
         .groups
         .iter()
@@ -446,6 +451,7 @@ fn explain_allocation(
             vec![("max_slowdown".to_string(), limit)],
         ));
     }
+
     if let Some(cost) = allocation.floor_cost_to_others {
         let tasks = (0..claimants.len())
             .filter(|&index| claimants[index].max_slowdown.is_some())
@@ -488,6 +494,7 @@ impl SizingForecast<'_> {
                 ),
                 None => estimate,
             };
+
         Some(
             self.domain
                 .processes
@@ -517,6 +524,7 @@ impl SizingForecast<'_> {
             plan.affinity
                 .insert(TaskId(index as u32), self.domain.cache.cpus.clone());
         }
+
         let forecast = self.view.predictor.forecast(
             &View {
                 profiles: &profiles,
@@ -682,6 +690,7 @@ impl SizingForecast<'_> {
         else {
             return 0.0;
         };
+
         let mut pages = 0;
         for cache_process in &self.domain.processes {
             let share = shares.iter().find(|share| {
@@ -713,6 +722,7 @@ fn raise_floors_of_unmet_goals(
     if evidence.speeds.windows < MIN_MEASURED_WINDOWS {
         return;
     }
+
     for (claimant, cache_process) in claimants.iter_mut().zip(&domain.processes) {
         let measured_cycles = evidence
             .speeds
@@ -731,6 +741,7 @@ fn raise_floors_of_unmet_goals(
         if !claimant.misses_goal(cycles, limit) {
             continue;
         }
+
         let units = share.units.set().count();
         claimant.min_units = claimant.min_units.max(units + 1);
         let is_new_result = evidence
@@ -763,6 +774,7 @@ fn time_share_penalties(
     if !can_set_penalties(view) {
         return Vec::new();
     }
+
     let mut penalties = Vec::new();
     for share in shares
         .iter()
@@ -777,6 +789,7 @@ fn time_share_penalties(
                     .contains(&ShareMember::Process(cache_process.process))
             })
             .collect();
+
         for (index, a) in members.iter().enumerate() {
             for b in &members[index + 1..] {
                 for (task, partner) in a

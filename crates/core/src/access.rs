@@ -186,6 +186,7 @@ mod tests {
             AccessKind::Jump,
             AccessKind::Compute,
         ];
+
         for kind in kinds {
             for (address, gap, dependent) in [
                 (0, 0, false),

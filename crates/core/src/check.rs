@@ -59,6 +59,7 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
         .iter()
         .map(|task| (task.task, task))
         .collect();
+
     let online_cpus = view.online();
     let require_movable = |task: TaskId| match tasks.get(&task) {
         None => Err(PlanError::UnknownTask(task)),
@@ -71,6 +72,7 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
             return Err(PlanError::NoRunnableCpu(task));
         }
     }
+
     for (&task, &weight) in &plan.weights {
         require_movable(task)?;
         if !(weight.is_finite() && weight > 0.0) {
@@ -80,6 +82,7 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
     check_gangs(plan, &online_cpus, &tasks)?;
     check_shares(plan, view.capabilities, &tasks)?;
     check_bandwidth(plan, view.capabilities, &tasks)?;
+
     for penalty in &plan.penalties {
         let (a, b) = penalty.tasks;
         let are_live = [a, b].iter().all(|task| tasks.contains_key(task));
@@ -92,10 +95,12 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
             return Err(PlanError::InvalidPenalty(a, b, cause));
         }
     }
+
     let mut probe_ids = BTreeSet::new();
     if let Some(duplicate) = plan.probes.iter().find(|probe| !probe_ids.insert(probe.id)) {
         return Err(PlanError::DuplicateProbeId(duplicate.id.0));
     }
+
     match plan.window {
         WindowLength::Time { ns: 0 } | WindowLength::Cycles { cycles: 0 } => {
             Err(PlanError::EmptyWindow)
@@ -116,6 +121,7 @@ fn check_gangs(
         {
             return Err(PlanError::OverlappingGangs(earlier_index, index));
         }
+
         let invalid_gang = |cause| Err(PlanError::InvalidGang(index, cause));
         if schedule.slice_ns == 0 {
             return invalid_gang("found a slice of 0 ns, expected a positive length");
@@ -123,6 +129,7 @@ fn check_gangs(
         if !schedule.cpus.is_subset(online) || schedule.cpus.is_empty() {
             return invalid_gang("its CPUs are empty or not all online");
         }
+
         for gang in &schedule.gangs {
             let mut members = BTreeSet::new();
             let mut taken_cpus = BTreeSet::new();
@@ -132,6 +139,7 @@ fn check_gangs(
                     Some(sample) if sample.unmovable => return Err(PlanError::UnmovableTask(task)),
                     Some(_) => {}
                 }
+
                 if !members.insert(task) {
                     return invalid_gang("one gang contains a task twice");
                 }
@@ -140,6 +148,7 @@ fn check_gangs(
                 }) {
                     return invalid_gang("a member's CPU is outside the schedule or taken twice");
                 }
+
                 let affinity = plan.affinity.get(&task);
                 if cpu
                     .zip(affinity)
@@ -148,6 +157,7 @@ fn check_gangs(
                     return invalid_gang("a member's CPU is outside its own affinity");
                 }
             }
+
             if gang.slices == 0
                 || gang.members.is_empty()
                 || gang.members.len() > schedule.cpus.count() as usize
@@ -155,6 +165,7 @@ fn check_gangs(
                 return invalid_gang("a gang has no slices, no members, or more members than CPUs");
             }
         }
+
         for task in tasks
             .values()
             .filter(|task| !task.exited && !task.unmovable)
@@ -176,6 +187,7 @@ fn check_gangs(
             }
         }
     }
+
     Ok(())
 }
 
@@ -198,6 +210,7 @@ fn check_shares(
                 share.group.0
             ));
         }
+
         // A frame has the same color in every cache, so a process has one set of colors; ways are per cache.
         let is_ways_share = matches!(share.units, Units::Ways { .. });
         for &member in &share.members {
@@ -207,10 +220,12 @@ fn check_shares(
                 ));
             }
         }
+
         if is_ways_share {
             *way_group_counts.entry(share.cache).or_default() += 1;
         }
     }
+
     for (&cache, &groups) in &way_group_counts {
         let max_groups = capabilities
             .partitions_of(cache)
@@ -222,6 +237,7 @@ fn check_shares(
             ));
         }
     }
+
     Ok(())
 }
 
@@ -246,9 +262,11 @@ fn check_bandwidth(
                 support.unit.describe(support.max_level)
             ));
         }
+
         if !groups.insert((limit.group, limit.cache)) {
             return invalid_limit(format!("found two limits of group {}", limit.group.0));
         }
+
         for &member in &limit.members {
             if !members.insert((member, limit.cache)) {
                 return invalid_limit(format!("found {member:?} in two limits"));
@@ -256,6 +274,7 @@ fn check_bandwidth(
             check_member(member, tasks, invalid_limit)?;
         }
     }
+
     Ok(())
 }
 
@@ -287,6 +306,7 @@ fn check_share(
             return invalid_share("colors belong to processes, not tasks".to_string());
         }
     }
+
     for partition in capabilities.partitions_of(share.cache) {
         match (partition, &share.units) {
             (PartitionSupport::Colors { colors, .. }, Units::Colors { allowed, .. }) => {
@@ -325,5 +345,6 @@ fn check_share(
             _ => {}
         }
     }
+
     invalid_share("this cache does not support these units".to_string())
 }

@@ -190,6 +190,7 @@ impl FromStr for IndexSet {
                     .filter(|&index: &u32| index < Self::LIMIT)
                     .ok_or_else(parse_error)
             };
+
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let (first, last) = (parse_index(first)?, parse_index(last)?);
             if first > last {
@@ -197,6 +198,7 @@ impl FromStr for IndexSet {
             }
             (first..=last).for_each(|index| set.insert(index));
         }
+
         Ok(set)
     }
 }

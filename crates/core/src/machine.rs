@@ -152,6 +152,7 @@ impl PartitionSupport {
             page_bytes: spec.pages.page_bytes,
             page_migration_ns,
         });
+
         let by_way = spec
             .caches
             .iter()

@@ -67,10 +67,12 @@ impl MachineEvent {
                 expected,
             ));
         }
+
         let caches = machine
             .last_level_cache()
             .map_or(0, |cache| machine.instance_count(cache));
         let cpus = machine.cpus();
+
         for (field, cache) in [
             (
                 "external_traffic.cache",

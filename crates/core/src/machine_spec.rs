@@ -520,6 +520,7 @@ impl MachineSpec {
                 expected: expected.to_string(),
             })
         };
+
         let bounded_counts = [
             ("packages", u64::from(self.packages), 1, 1024),
             (
@@ -544,11 +545,13 @@ impl MachineSpec {
             ),
             ("counters.count", u64::from(self.counters.count), 1, 1024),
         ];
+
         for (field, found, low, high) in bounded_counts {
             if !(low..=high).contains(&found) {
                 return spec_error(field, found.to_string(), &format!("{low} to {high}"));
             }
         }
+
         let (issue_width, window, mshrs) = match self.pipeline {
             CoreModel::InOrder { issue_width, .. } => (issue_width, 1, 1),
             CoreModel::OutOfOrder {
@@ -567,12 +570,14 @@ impl MachineSpec {
                 return spec_error(&format!("pipeline.{field}"), found.to_string(), "1 to 4096");
             }
         }
+
         if let Some(found) = self
             .mispredict_cycles
             .filter(|found| !(1..=1000).contains(found))
         {
             return spec_error("mispredict_cycles", found.to_string(), "1 to 1000, or none");
         }
+
         if self.memory.remote_latency_cycles < self.memory.local_latency_cycles {
             let found = self.memory.remote_latency_cycles.to_string();
             return spec_error(
@@ -669,6 +674,7 @@ impl MachineSpec {
                 ("down_streams", down_streams),
                 ("ahead_lines", ahead_lines),
             ];
+
             if let Some((field, found)) = counts
                 .into_iter()
                 .find(|(_, found)| !(1..=4096).contains(found))
@@ -681,6 +687,7 @@ impl MachineSpec {
                 });
             }
         }
+
         Ok(())
     }
 
@@ -851,6 +858,7 @@ impl MachineSpec {
                 })
                 .collect()
         };
+
         if nodes > 1 {
             (0..nodes).map(latency_row).collect()
         } else {
@@ -873,6 +881,7 @@ impl MachineSpec {
                 hertz: Some(self.hertz),
             }
         });
+
         let last_level = self.last_level_cache().map(|cache| cache.level);
         let instances = self.caches.iter().flat_map(|cache| {
             (0..self.instance_count(cache)).map(move |instance| (cache, instance))

@@ -67,6 +67,7 @@ impl MeasuredMatrix {
                 });
             }
         }
+
         Ok(matrix_rows
             .iter()
             .map(|&i| matrix_rows.iter().map(|&j| self.slowdowns[i][j]).collect())

@@ -78,6 +78,7 @@ fn a_replay_reports_divergence_and_slow_actions_stay_pending() {
         }],
         ..AppliedPlan::default()
     };
+
     let observation = |window, in_force| Observation {
         window,
         span: TimeSpan {
@@ -96,6 +97,7 @@ fn a_replay_reports_divergence_and_slow_actions_stay_pending() {
         }],
         applied: in_force,
     };
+
     let other_plan = Plan::idle(WindowLength::Time { ns: 5 });
     let recorded_windows = vec![
         (

@@ -55,6 +55,7 @@ impl Reason {
             let index_and_remaining = placeholder[1..]
                 .split_once('}')
                 .and_then(|(index, remaining)| Some((index.parse::<usize>().ok()?, remaining)));
+
             match index_and_remaining
                 .and_then(|(index, remaining)| Some((*self.tasks.get(index)?, remaining)))
             {
@@ -68,6 +69,7 @@ impl Reason {
                 }
             }
         }
+
         output + remaining_text
     }
 }

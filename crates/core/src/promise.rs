@@ -97,6 +97,7 @@ impl PromiseTerm {
                 min - measured.low,
             ),
         };
+
         match (low > 0.0, value > 0.0, high > 0.0) {
             (true, ..) => PromiseState::Broken,
             (false, true, _) => PromiseState::AtRisk,
@@ -309,6 +310,7 @@ pub fn solo_cycles(
             basis: solo_basis(fact.source),
         });
     }
+
     let (level, bytes) = last_level?;
     let cycles_per_instr = modeled_solo_cycles(task, profile, level, bytes)?;
     Some(SoloCycles {
@@ -362,6 +364,7 @@ fn modeled_solo_cycles(
     if memory_stalls.is_empty() {
         return None;
     }
+
     let stall_cycles_per_instr = memory_stalls.iter().sum::<f64>() / instructions;
     let curve = profile.locality.misses_per_kilo_instr.get(&level)?;
     let solo_mpki = curve
@@ -370,6 +373,7 @@ fn modeled_solo_cycles(
         .rfind(|(size, _)| *size <= bytes)
         .or(curve.value.first())?
         .1;
+
     // Misses beyond those with the whole cache, as a fraction of all misses.
     let excess_share = |whole_mpki: f64| {
         if misses_per_instr > 0.0 {
@@ -452,6 +456,7 @@ impl PromiseTracker {
             self.histories.clear();
             return Vec::new();
         }
+
         let last_levels = topology
             .last_level_caches()
             .filter_map(|cache| Some((cache.level, cache.size_bytes?)));
@@ -460,10 +465,12 @@ impl PromiseTracker {
         self.settling_windows = self.settling_windows.saturating_sub(1);
         let mut reports = Vec::new();
         let mut processes: Vec<ProcessId> = Vec::new();
+
         for first_task in observation.tasks.iter().filter(is_promised) {
             if processes.contains(&first_task.process) {
                 continue;
             }
+
             processes.push(first_task.process);
             let threads: Vec<&TaskSample> = observation
                 .tasks
@@ -475,6 +482,7 @@ impl PromiseTracker {
                 .filter_map(|task| task.goal)
                 .reduce(|a, b| a.merged_with(b))
                 .unwrap_or_default();
+
             let busiest_task = threads
                 .iter()
                 .fold(
@@ -486,6 +494,7 @@ impl PromiseTracker {
                 goal.max_slowdown.map(PromiseTerm::MaxSlowdown),
                 goal.min_rate.map(PromiseTerm::MinRate),
             ];
+
             for term in terms.into_iter().flatten() {
                 let is_rate = matches!(term, PromiseTerm::MinRate(_));
                 let judgment = if is_rate {
@@ -493,6 +502,7 @@ impl PromiseTracker {
                 } else {
                     estimate_slowdown(&threads, observation, profiles, last_level)
                 };
+
                 let history = self
                     .histories
                     .entry((first_task.process, is_rate))
@@ -505,6 +515,7 @@ impl PromiseTracker {
                 reports.push(history.build_report(first_task.process, busiest_task, term));
             }
         }
+
         self.histories
             .retain(|(process, _), _| processes.contains(process));
         let is_in_force = !observation.applied.is_only_proposed;
@@ -531,6 +542,7 @@ fn estimate_slowdown(
     let task_demand_ns =
         |task: &TaskSample| (task.ran_ns() + task.run_queue_wait_ns.unwrap_or(0)) as f64;
     let (mut demand_ns, mut solo_ns, mut basis) = (0.0, Estimate::exact(0.0), None);
+
     for task in threads
         .iter()
         .filter(|task| task_demand_ns(task) >= min_demand_ns)
@@ -546,12 +558,14 @@ fn estimate_slowdown(
         ) else {
             return Err(MissingPromiseEvidence::Counters);
         };
+
         let solo = profiles
             .get(&task.task)
             .and_then(|profile| solo_cycles(task, profile, last_level));
         let Some(solo) = solo else {
             return Err(MissingPromiseEvidence::SoloSpeed);
         };
+
         let ns_per_cycle = task.ran_ns() as f64 / cycles;
         let solo_work_ns = |cycles_per_instr: f64| instructions * cycles_per_instr * ns_per_cycle;
         solo_ns.value += solo_work_ns(solo.cycles_per_instr.value);
@@ -563,6 +577,7 @@ fn estimate_slowdown(
             (_, basis) => Some(basis),
         };
     }
+
     if demand_ns == 0.0 {
         return Err(MissingPromiseEvidence::Work);
     }
@@ -570,6 +585,7 @@ fn estimate_slowdown(
     if demand_ns < (1.0 - CONTRADICTED_FROM) * solo_ns.low {
         return Err(MissingPromiseEvidence::SoloSpeed);
     }
+
     Ok((
         JudgedWindow {
             amount: demand_ns,
@@ -664,6 +680,7 @@ impl PromiseHistory {
                     .first()
                     .is_some_and(|task| threads.iter().any(|thread| thread.task == *task))
         };
+
         if let Some(reason) = reasons.iter().find(is_own) {
             let reason_number = |name: &str| {
                 reason
@@ -698,6 +715,7 @@ impl PromiseHistory {
                 .map(|window| end_of(&window.reference))
                 .sum::<f64>()
         };
+
         let (offset, scale) = match term {
             PromiseTerm::MaxSlowdown(_) => (1.0, 1.0),
             PromiseTerm::MinRate(_) => (0.0, ratio.abs()),
@@ -734,6 +752,7 @@ impl PromiseHistory {
         };
         let is_unknown = measured_state == PromiseState::Unknown;
         let infeasible = self.infeasibility.as_ref();
+
         PromiseReport {
             process,
             task,

@@ -147,6 +147,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
         let Some(observation) = self.observe()? else {
             return Ok(None);
         };
+
         let changed_online_cpus = self.take_online_change();
         self.update_profiles(&observation);
         let is_comparable =
@@ -156,6 +157,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
         } else {
             Vec::new()
         };
+
         let view = View {
             topology: self.machine.topology(),
             capabilities: self.machine.capabilities(),
@@ -174,6 +176,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
             window: observation.window,
             bad,
         })?;
+
         let forecast = decision
             .forecast
             .take()

@@ -241,6 +241,7 @@ fn pod_service(names: &[&str]) -> Option<CgroupService> {
         };
         uid.filter(|uid| is_pod_uid(uid))
     };
+
     let first_index = names
         .iter()
         .position(|name| name.starts_with("kubepods") || name.contains("-kubepods"))?;
@@ -292,6 +293,7 @@ fn container_service(names: &[&str]) -> Option<CgroupService> {
                 is_helper: true,
             });
         }
+
         if let Some(name) = name
             .strip_prefix("lxc.payload.")
             .or_else(|| name.strip_prefix("lxc.monitor."))
@@ -302,6 +304,7 @@ fn container_service(names: &[&str]) -> Option<CgroupService> {
                 is_helper: names[index].starts_with("lxc.monitor."),
             });
         }
+
         let parent_name = index.checked_sub(1).map(|parent_index| names[parent_index]);
         let is_scope = name.ends_with(".scope")
             && CONTAINER_SCOPES
@@ -389,6 +392,7 @@ fn unit_service(names: &[&str]) -> Option<CgroupService> {
             name,
         )));
     }
+
     let name = names.iter().find(|name| has_unit_suffix(name))?;
     let kind =
         match name.starts_with("session-") && names.iter().any(|name| name.starts_with("user-")) {
@@ -418,6 +422,7 @@ fn unescape_unit_name(name: &str) -> String {
             }
         }
     }
+
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
@@ -478,6 +483,7 @@ mod tests {
     #[test]
     fn each_path_names_its_service() {
         let pod = format!("pod/{UID}/{}", &ID[..12]);
+
         for (path, expected, is_helper) in [
             ("/system.slice/redis.service", "unit/redis.service", false),
             (

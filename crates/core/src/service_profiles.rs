@@ -43,6 +43,7 @@ impl ProfileKey {
             | ServiceKind::Guest
             | ServiceKind::Command => service.name.clone(),
         };
+
         ProfileKey {
             kind: service.kind,
             service: owner,
@@ -96,6 +97,7 @@ impl ServiceProfiles {
         if program_facts == Profile::default() {
             return false;
         }
+
         self.use_count += 1;
         let last_use = self.use_count;
         let entry = self
@@ -263,6 +265,7 @@ mod tests {
         assert_eq!(container(&id, None), container(&id.replace('0', "1"), None));
         assert_ne!(container(&id, Some("a")), container(&id, Some("b")));
         assert_ne!(container("web", None), container("db", None));
+
         let unit = |program: &str| {
             ProfileKey::new(
                 &ServiceIdentity::new(ServiceKind::Unit, "a.service"),

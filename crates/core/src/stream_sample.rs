@@ -66,6 +66,7 @@ impl InstructionTiming {
         if self.instructions == 0 {
             return None;
         }
+
         let instructions = self.instructions as f64;
         let last = CORE_WINDOWS.len() - 1;
         let position =
@@ -202,6 +203,7 @@ mod tests {
         assert!((cycles(8.0, 90.509_667_991_878_1) - (0.5 + 0.2)).abs() < 1e-9);
         assert!((cycles(8.0, 8.0) - (0.8 + 0.2)).abs() < 1e-12);
         assert!((cycles(64.0, 1e9) - (0.1 + 0.2)).abs() < 1e-12);
+
         let from_second_level = InstructionTiming {
             unfetched: Some(30),
             ..timing

@@ -25,6 +25,7 @@ pub fn nearest_name<'a>(
             best = Some(((distance, edits), candidate));
         }
     }
+
     best.map(|(_, candidate)| candidate)
 }
 

@@ -43,6 +43,7 @@ fn draw_kind(draw: &DrawSpec, number: u16, generator: &mut SplitMix64) -> FleetS
         * f64::from(u8::from(draw_uniform((0.0, 1.0)) < draw.streaming_kinds));
     let limit = draw_uniform(draw.max_slowdown_percent);
     let is_limited = draw_uniform((0.0, 1.0)) < draw.limited_kinds;
+
     let references = ReferenceMix {
         base_cycles_per_instr: draw_uniform(draw.base_cycles_per_instr),
         stall_cycles_per_miss: draw_uniform(draw.stall_cycles_per_miss),
@@ -59,6 +60,7 @@ fn draw_kind(draw: &DrawSpec, number: u16, generator: &mut SplitMix64) -> FleetS
         ],
         write_share: 0.3,
     };
+
     FleetService {
         name: format!("service-{number:02}"),
         cpus,
@@ -94,6 +96,7 @@ pub fn draw_instances(
         None => f64::INFINITY,
         Some(mean) => start + random.draw_exponential(mean),
     };
+
     let mut instances = Vec::new();
     for _ in 0..libm::round(running_count) as u64 {
         let kind = draw_weighted_index(&weights, &mut generator);
@@ -105,6 +108,7 @@ pub fn draw_instances(
             departure_hour: draw_departure(0.0, kind, &mut generator),
         });
     }
+
     let rate_by_kind: Vec<f64> = kinds
         .iter()
         .map(|kind| {
@@ -114,6 +118,7 @@ pub fn draw_instances(
         })
         .collect();
     let arrival_rate: f64 = rate_by_kind.iter().sum();
+
     // Without departures there are no arrivals.
     let mut arrival_hour = if arrival_rate > 0.0 {
         generator.draw_exponential(1.0 / arrival_rate)

@@ -84,10 +84,12 @@ pub fn run_cell(
     let mut departures = BinaryHeap::new();
     let mut next_instance = 0;
     let step_count = libm::ceil(setup.hours / setup.step_hours - 1e-9) as u32;
+
     for step in 0..step_count {
         if should_stop() {
             return None;
         }
+
         // Speeds are sampled for the middle of the step, but with the services that are present at its start.
         let start_hour = f64::from(step) * setup.step_hours;
         let hour = start_hour + 0.5 * setup.step_hours;
@@ -106,6 +108,7 @@ pub fn run_cell(
         cell.place_waiting(hour);
         cell.sample_step(hour);
     }
+
     Some(cell.outcome)
 }
 
@@ -239,6 +242,7 @@ impl<'a> FleetCell<'a> {
         let step_seconds = setup.step_hours * 3600.0;
         let mut exceeding_services: Vec<(f64, u32)> = Vec::new();
         let mut slowdown_sums: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
+
         for host in 0..self.hosts.len() {
             self.hosts[host].set_hour(model, hour);
             let slowdowns = self.hosts[host].evaluate_caches(model);
@@ -255,6 +259,7 @@ impl<'a> FleetCell<'a> {
                 sum.0 += ratio * f64::from(threads);
                 sum.1 += f64::from(threads);
             }
+
             for (&number, &(ratios, threads)) in &slowdown_sums {
                 let service = &mut self.services[number as usize];
                 let lost_percent = std::mem::take(&mut service.lost_seconds) / step_seconds * 100.0;
@@ -271,6 +276,7 @@ impl<'a> FleetCell<'a> {
             }
             self.add_energy(host);
         }
+
         // A service that waits for space counts as exceeding its limit.
         let has_limit = |service: &&u32| {
             model.kinds[usize::from(self.services[**service as usize].kind)]
@@ -280,6 +286,7 @@ impl<'a> FleetCell<'a> {
         self.outcome.limited_samples +=
             self.waiting_services.iter().filter(has_limit).count() as u64;
         self.outcome.waiting_samples += self.waiting_services.len() as u64;
+
         if setup.policy.moves_services() {
             self.reschedule_worst(exceeding_services, hour);
         }
@@ -305,10 +312,12 @@ impl<'a> FleetCell<'a> {
         exceeding_services.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         let max_moves = u64::from(self.setup.moves.max_per_step) * u64::from(self.setup.hosts);
         let mut remaining_moves = max_moves.div_ceil(100);
+
         for (_, number) in exceeding_services {
             if remaining_moves == 0 {
                 break;
             }
+
             let PlacedService {
                 kind,
                 host: Some(current_host),
@@ -322,6 +331,7 @@ impl<'a> FleetCell<'a> {
             let Some(host) = host.filter(|&host| self.is_move_worthwhile(kind, load, host)) else {
                 continue;
             };
+
             self.remove_service(number);
             self.place_on(host, number, load);
             self.outcome.moves += 1;

@@ -183,6 +183,7 @@ pub fn cluster_services(
             "1 to 1 000 000 pods",
         ));
     }
+
     let mut cluster = ClusterServices {
         kinds: Vec::new(),
         pods: Vec::new(),
@@ -233,6 +234,7 @@ fn pod_kind(
                 })?)
             }
         };
+
     let cpus = requested_amount(pod, "cpu")?.clamp(0.01, MAX_CPUS);
     let memory_bytes = requested_amount(pod, "memory")?;
     let load = service.map_or(DEFAULT_LOAD_SHARE, |base| base.busy_cpus / base.cpus);

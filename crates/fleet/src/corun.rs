@@ -95,6 +95,7 @@ impl CoRunSolver {
             let found = format!("{cache_count} caches on {} memory nodes", host.memory.nodes);
             return Err(machine_error(&found, "a multiple of its memory nodes"));
         }
+
         let mut machine = host.clone();
         machine.packages = 1;
         machine.cores_per_package = last_level.shared_by_cores * caches_per_node.min(2);
@@ -174,6 +175,7 @@ impl CoRunSolver {
         if key.members.is_empty() {
             return Arc::new([]);
         }
+
         let shard = &self.shards[shard_of(key)];
         let stored_speeds = shard
             .lock()
@@ -183,6 +185,7 @@ impl CoRunSolver {
         if let Some(stored_speeds) = stored_speeds {
             return stored_speeds;
         }
+
         let speeds: CoRunSpeeds = self.solve_speeds(key).into();
         let mut entries = shard.lock().unwrap_or_else(PoisonError::into_inner);
         if entries.len() >= MAX_SHARD_ENTRIES {
@@ -221,6 +224,7 @@ impl CoRunSolver {
                 }
             }
         }
+
         if key.traffic > 0 && self.caches_per_node() > 1 {
             let program = engine.add_program(self.traffic_program(key.traffic));
             engine.start_task(

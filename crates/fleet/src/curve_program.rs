@@ -94,6 +94,7 @@ impl LruStack {
                 self.next_line - 1
             }
         };
+
         // Each block before the line's passes its last line on to the next, so that all but the last stay full.
         let mut carried_line = Some(line);
         for block in self.blocks.iter_mut().take(index + 1) {
@@ -112,6 +113,7 @@ impl LruStack {
         {
             self.blocks.push_back(VecDeque::from([carried_last]));
         }
+
         line
     }
 }
@@ -158,6 +160,7 @@ impl CurveProgram {
         let dependent_share = profile.stall_cycles_per_miss / timing.memory_cycles.max(1.0);
         let references = profile.references_per_kilo_instr;
         let base_cycles = profile.base_cycles_per_instr;
+
         CurveProgram {
             timing,
             profile: profile.clone(),
@@ -208,6 +211,7 @@ impl CurveProgram {
         let line = self.stack.use_line(depth);
         let address = self.address_of(line);
         self.emit_compute(batch);
+
         // Whether a line is written is a property of the line, so that the share of written fills is the profile's.
         let write_draw = SplitMix64::scatter(u64::from(line)) as f64 / u64::MAX as f64;
         let is_written = write_draw < self.profile.write_share;
@@ -223,6 +227,7 @@ impl CurveProgram {
             batch.push(Access::dependent_load(address, 0));
             self.pending_cycles -= self.timing.hit_cycles + 1.0;
         }
+
         if is_written {
             batch.push(Access::store(address, 0));
             self.pending_cycles -= 1.0;
@@ -252,6 +257,7 @@ impl AccessSource for CurveProgram {
             }
             return BatchEnd::More;
         }
+
         let mut base_cycles = 0.0;
         for _ in 0..BATCH_REFERENCES {
             // Exponential intervals: the references of a service are independent.
@@ -269,6 +275,7 @@ impl AccessSource for CurveProgram {
         if self.busy_share >= 1.0 || self.busy_cycles_left > 0.0 {
             return BatchEnd::More;
         }
+
         // A busy period ends with a batch; the next one is shorter by the excess.
         let excess = -self.busy_cycles_left;
         let busy_cycles = BUSY_CYCLES * (0.5 + self.generator.draw_unit());

@@ -225,6 +225,7 @@ impl Extender {
                     .insert(name, "a slowdown limit would break on its cache");
             }
         }
+
         Ok(filter_answer)
     }
 
@@ -269,6 +270,7 @@ impl Extender {
             true => vec![NEUTRAL_SCORE; names.len()],
             false => score_nodes(&self.knowledge.pod_demand(&pod), &forecasts),
         };
+
         let mut node_scores: Vec<NodeScore<'a>> = names
             .iter()
             .zip(scores)
@@ -302,6 +304,7 @@ impl Extender {
         {
             node_score.score = node_score.score.min(MAX_SCORE - 1);
         }
+
         Some(best_host)
     }
 
@@ -335,6 +338,7 @@ impl Extender {
         let Some(profile) = &pod.profile else {
             return vec![None; names.len()];
         };
+
         let position = self
             .forecasts_by_kind
             .iter()
@@ -347,6 +351,7 @@ impl Extender {
                 max_slowdown_percent: pod.max_slowdown_percent,
                 nodes: vec![(0, None); self.nodes.len()],
             });
+
         self.forecasts_by_kind.truncate(MAX_POD_KINDS - 1);
         self.forecasts_by_kind.insert(0, kind_forecasts);
         let Extender {
@@ -358,6 +363,7 @@ impl Extender {
         let demand = knowledge.pod_demand(pod);
         let mut forecaster = ServiceForecaster::new(&demand);
         let guessed_node = ledger.node_of(&pod.identity);
+
         let forecast_node = |name: &str| {
             let number = nodes.find_number(name)?;
             let node = nodes.node(number);
@@ -392,6 +398,7 @@ impl Extender {
         if let Some(node) = self.ledger.remove_pod(&pod.identity) {
             self.nodes.increment_version(&node);
         }
+
         let Some(best_host) = best_host else { return };
         let chosen_caches = self.cache_forecasts(pod, std::iter::once(best_host), now);
         let Some((cache, _)) = chosen_caches.first().copied().flatten() else {
@@ -403,6 +410,7 @@ impl Extender {
         let Some(profile) = self.knowledge.pod_demand(pod).profile else {
             return;
         };
+
         let state = &self.nodes.node(number).state;
         let bytes = profile
             .footprint_bytes()
@@ -504,6 +512,7 @@ mod tests {
                 .labels
                 .insert("cachemate.io/max-slowdown".to_string(), "5%".to_string());
         }
+
         pod.spec
             .containers
             .push(crate::cluster_export::PodContainer {
@@ -539,6 +548,7 @@ mod tests {
         extender
             .prioritize(&sample_request("1", true, &["a", "b", "c"]), 1002.0)
             .unwrap();
+
         assert_eq!(
             extender.placements_in_flight(),
             3,
@@ -625,6 +635,7 @@ mod tests {
         let mut random = cachemate_core::SplitMix64::new(41);
         let mut extender = Extender::default();
         extender.publish(cluster.clone());
+
         for step in 0..390u32 {
             let now = 1000.0 + 0.5 * f64::from(step);
             cluster

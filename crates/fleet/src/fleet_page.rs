@@ -90,6 +90,7 @@ impl FleetResult {
                 .collect(),
             ..Series::default()
         });
+
         let hosts_chart = BarChart {
             y: Axis::linear("hosts"),
             series: vec!["hosts needed".to_string()],
@@ -101,6 +102,7 @@ impl FleetResult {
             size: Some((860.0, 320.0)),
             ..BarChart::default()
         };
+
         let share_chart = Chart {
             x: Axis::linear("hosts of the searched cell"),
             y: Axis::linear("limits kept, %"),
@@ -128,6 +130,7 @@ impl FleetResult {
                 slowdowns.share_up_to(percent)? * 100.0,
             ))
         };
+
         Chart {
             title: variant.name.clone(),
             x: Axis::linear("slowdown, %").with_range(0.0, max_percent),
@@ -228,6 +231,7 @@ fn variant_cells(variant: &VariantOutcome) -> Vec<String> {
                 .map(|percent| format!("{percent:.1} %")),
         )
     };
+
     vec![
         variant.name.clone(),
         value_or_dash(

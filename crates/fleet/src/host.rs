@@ -99,6 +99,7 @@ impl FleetHost {
             bandwidth_left_bytes_per_second: Some(memory_bytes_per_second),
             ..CacheState::default()
         };
+
         FleetHost {
             residents: vec![Vec::new(); cache_count],
             confined_ways: vec![0; cache_count],
@@ -124,6 +125,7 @@ impl FleetHost {
         self.services += 1;
         let max_threads = (model.solver.cpus_per_cache() as u16).max(1);
         let part_count = spec.threads.div_ceil(max_threads);
+
         for index in 0..part_count {
             let threads = spec.threads / part_count + u16::from(index < spec.threads % part_count);
             let resident = Resident {
@@ -199,6 +201,7 @@ impl FleetHost {
         let mut spaces: Vec<f64> = profiled_residents()
             .map(|(_, profile)| profile.footprint_bytes().min(cache_bytes))
             .collect();
+
         if spaces.iter().sum::<f64>() > cache_bytes {
             let equal_space = cache_bytes / spaces.len() as f64;
             spaces
@@ -288,6 +291,7 @@ impl FleetHost {
         let solver = model.solver;
         let caches_per_node = solver.caches_per_node().max(1);
         let mut traffic_by_cache = vec![0.0f64; self.residents.len()];
+
         for _ in 0..TRAFFIC_ITERATIONS {
             for (cache, sum) in traffic_by_cache.iter_mut().enumerate() {
                 let (key, _) = self.corun_key(model, cache);
@@ -336,6 +340,7 @@ impl FleetHost {
                     ratio,
                 }
             };
+
         key.members
             .iter()
             .zip(speeds.iter())
@@ -354,6 +359,7 @@ impl FleetHost {
         if model.policy == NodePolicy::Off {
             return slowdowns;
         }
+
         if self.confined_ways.iter().any(|ways| *ways > 0) {
             // The partition is chosen anew in every step, for the services that are present.
             self.confined_ways.fill(0);
@@ -363,6 +369,7 @@ impl FleetHost {
                 .for_each(|resident| resident.is_confined = false);
             slowdowns = self.evaluate_caches(model);
         }
+
         for _ in 0..MAX_NODE_MOVES {
             let Some(improved_slowdowns) = self.move_worst_service(model, &slowdowns) else {
                 break;
@@ -377,6 +384,7 @@ impl FleetHost {
                 }
             }
         }
+
         slowdowns
     }
 
@@ -398,6 +406,7 @@ impl FleetHost {
                 }
             }
         }
+
         let (_, source, service) = worst_service?;
         let old_objective = self.host_objective(model, slowdowns);
         let mut trial_host = self.clone();
@@ -410,6 +419,7 @@ impl FleetHost {
         if target == source {
             return None;
         }
+
         trial_host.residents[target].push(resident);
         trial_host.update_state(model, target);
         let new_slowdowns = trial_host.evaluate_caches(model);
@@ -544,6 +554,7 @@ fn step_toward_fill_shares<'a>(
     if sum <= 0.0 {
         return;
     }
+
     for ((space, fill), (_, profile)) in spaces.iter_mut().zip(&fill_rates).zip(residents) {
         *space = 0.5 * (*space + (cache_bytes * fill / sum).min(profile.footprint_bytes()));
     }

@@ -36,6 +36,7 @@ pub(crate) fn share_effect(share: f64, losses: impl Iterator<Item = ResidentLoss
             .is_some_and(|limit| loss.slowdown_percent > limit);
         broken_limits += f64::from(u8::from(is_broken));
     }
+
     let slowdown_percent = if busy_sum > 0.0 {
         slowdown_sum / busy_sum
     } else {
@@ -106,6 +107,7 @@ impl CacheEvidence {
             .residents
             .iter()
             .any(|resident| loss_at(resident, 1.0).is_some());
+
         let effect_at = |share: f64| {
             share_effect(
                 share,
@@ -114,6 +116,7 @@ impl CacheEvidence {
                     .filter_map(|resident| loss_at(resident, share)),
             )
         };
+
         CacheState {
             size_bytes: self.size_bytes,
             cpus: self.cpus,
@@ -198,6 +201,7 @@ pub fn measured_profile(counts: &ThreadCounts<'_>, threads: u32) -> Option<Workl
     let references_per_kilo_instr = rounded(rates.fold(0.0, f64::max));
     let stall_cycles = counts.miss_penalty_cycles * counts.misses_per_kilo_instr / 1000.0;
     let step = counts.curve.len().div_ceil(MAX_CURVE_POINTS).max(1);
+
     // The last point is kept: it says whether the service fits at all.
     let kept_points = counts.curve.iter().rev().step_by(step).rev();
     let points = kept_points.map(|(bytes, misses)| MissPoint {
@@ -372,6 +376,7 @@ mod tests {
         let curve: Vec<(u64, Estimate)> = (1..=100)
             .map(|mib| (mib << 20, wide(100.0 / mib as f64)))
             .collect();
+
         let counts = ThreadCounts {
             instr_per_cycle: 1.0,
             misses_per_kilo_instr: 2.0,

@@ -60,6 +60,7 @@ impl NodeTable {
                 .collect();
             self.number_by_hash.sort_unstable();
         }
+
         has_same_nodes
     }
 

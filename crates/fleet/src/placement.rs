@@ -59,6 +59,7 @@ pub fn choose_host(
         }
         best.map(|(_, index)| index)
     };
+
     match policy {
         PlacementPolicy::Requests => best_by(&|candidate| free_percent(fitting_hosts[candidate])),
         PlacementPolicy::BinPack => best_by(&|candidate| -free_percent(fitting_hosts[candidate])),

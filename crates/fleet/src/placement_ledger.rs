@@ -53,6 +53,7 @@ impl PlacementLedger {
         {
             nodes.extend(self.remove(number));
         }
+
         while let Some((&number, _)) = self
             .guesses
             .last_key_value()
@@ -163,6 +164,7 @@ impl PlacementLedger {
                     bandwidth_left.map(|left| (left - guess.fill_bytes_per_second).max(0.0));
             }
         }
+
         adjusted_state
     }
 }

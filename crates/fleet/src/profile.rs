@@ -73,6 +73,7 @@ impl WorkloadProfile {
             0.0,
             100_000.0,
         )?;
+
         check_range(
             "references_per_kilo_instr",
             self.references_per_kilo_instr,
@@ -83,6 +84,7 @@ impl WorkloadProfile {
         if let Some(certainty) = self.certainty {
             check_range("certainty", certainty, 0.0, 1.0)?;
         }
+
         if self.curve.is_empty() || self.curve.len() > MAX_CURVE_POINTS {
             let expected = format!("1 to {MAX_CURVE_POINTS} points");
             return Err(FieldError::new(
@@ -91,6 +93,7 @@ impl WorkloadProfile {
                 expected,
             ));
         }
+
         for (index, point) in self.curve.iter().enumerate() {
             check_range(&format!("curve[{index}].bytes"), point.bytes, 1.0, 1e15)?;
             let references = self.references_per_kilo_instr;
@@ -101,6 +104,7 @@ impl WorkloadProfile {
                 references,
             )?;
         }
+
         if !self.curve.is_sorted_by(|a, b| a.bytes < b.bytes) {
             return Err(FieldError::new(
                 "curve",
@@ -173,6 +177,7 @@ impl WorkloadProfile {
                 without_prefetch: None,
             }
         };
+
         ProgramPhase {
             instructions: None,
             references_per_instr: self.references_per_kilo_instr / 1000.0,
@@ -233,6 +238,7 @@ impl ReferenceMix {
             )?;
             check_range(&format!("working_sets[{index}].share"), set.share, 0.0, 1.0)?;
         }
+
         let sum: f64 = self.working_sets.iter().map(|set| set.share).sum();
         if self.working_sets.len() > 16 || sum > 1.0 + 1e-9 {
             let sets = format!("{} sets with shares of {sum}", self.working_sets.len());
@@ -267,6 +273,7 @@ impl ReferenceMix {
         if fits_completely {
             return 0.0;
         }
+
         let (mut low_time, mut high_time) = (0.0, lines.max(1.0));
         while touched_lines(high_time) < lines && high_time < 1e18 {
             high_time *= 2.0;

@@ -64,6 +64,7 @@ impl CacheState {
                 (Some(now), Some(before)) => differs(now, before, scale),
                 (now, before) => now.is_some() != before.is_some(),
             };
+
         let fills = |cache: &CacheState| cache.fill_bytes_per_second.unwrap_or(0.0);
         // Fills that need more than a second to replace the cache are compared with those that need a second.
         let fill_scale = fills(self).max(fills(published)).max(self.size_bytes);
@@ -74,6 +75,7 @@ impl CacheState {
                     || differs(now.slowdown_percent, before.slowdown_percent, 100.0)
             })
         };
+
         self.size_bytes != published.size_bytes
             || self.free_classes != published.free_classes
             || self.effects.len() != published.effects.len()
@@ -110,6 +112,7 @@ impl WorkloadProfile {
             .iter()
             .chain(&published.curve)
             .map(|point| point.bytes);
+
         differs(self.base_cycles_per_instr, published.base_cycles_per_instr)
             || differs(self.stall_cycles_per_miss, published.stall_cycles_per_miss)
             || differs(
@@ -230,6 +233,7 @@ mod tests {
             .curve
             .iter_mut()
             .for_each(|point| point.misses_per_kilo_instr = 0.0);
+
         assert!(slower.has_changed_since(&before) && steeper.has_changed_since(&before));
         let with_certainty = |certainty: Option<f64>| WorkloadProfile {
             certainty,

@@ -149,6 +149,7 @@ impl CacheState {
         if self.effects.len() > MAX_EFFECTS {
             return Err(FieldError::new("effects", self.effects.len(), "at most 16"));
         }
+
         for (index, effect) in self.effects.iter().enumerate() {
             check_range(&format!("effects[{index}].share"), effect.share, 0.0, 1.0)?;
             check_range(
@@ -164,6 +165,7 @@ impl CacheState {
                 1e6,
             )?;
         }
+
         if !self.effects.is_sorted_by(|a, b| a.share > b.share) {
             return Err(FieldError::new(
                 "effects",
@@ -179,6 +181,7 @@ impl CacheState {
     fn share_effect(&self, share: f64) -> (f64, f64) {
         let lower = self.effects.partition_point(|effect| effect.share > share);
         let effect_values = |effect: &ShareEffect| (effect.slowdown_percent, effect.broken_limits);
+
         match (
             lower
                 .checked_sub(1)
@@ -256,6 +259,7 @@ impl ShareTable {
         });
         // A program's share of the space is its share of the fills: s / C = own / (own + others).
         let pressure_at = |step: usize| fill_rates[step] * (SHARE_STEPS as f64 / step as f64 - 1.0);
+
         ShareTable {
             hertz,
             size_bytes,
@@ -291,6 +295,7 @@ impl ShareTable {
             };
             return first_space.min(self.size_bytes / SHARE_STEPS as f64);
         }
+
         let (high_fills, low_fills) = (self.resident_fills[step], self.resident_fills[step + 1]);
         let fraction = if high_fills > low_fills {
             ((high_fills - other_fills) / (high_fills - low_fills)).clamp(0.0, 1.0)
@@ -389,6 +394,7 @@ fn table_forecast(
         let total_traffic = (bandwidth - bandwidth_left).max(0.0) + own_traffic;
         (total_traffic / (MAX_FREE_UTILIZATION * bandwidth)).max(1.0)
     });
+
     // Only the cycles that wait for memory grow with its utilization.
     let cycles_per_instr = table.interpolate(&table.cycles, bytes)
         + table.interpolate(&table.wait_cycles, bytes) * (wait_factor - 1.0);
@@ -399,6 +405,7 @@ fn table_forecast(
     } else {
         1.0
     };
+
     let (slowdown_before, broken_limits_before) = cache.share_effect(1.0);
     let (slowdown_after, broken_limits_after) = cache.share_effect(remaining_share);
     let harm_cpu_percent = (slowdown_after - slowdown_before).max(0.0) * cache.busy_cpus;
@@ -476,6 +483,7 @@ pub fn score_nodes(
     let min_cost = best_forecasts
         .map(|forecast| forecast.cost_cpu_percent)
         .fold(f64::INFINITY, f64::min);
+
     let half_cost = HALF_PREFERENCE_PERCENT * service.busy_cpus.max(0.25);
     let score_of = |forecast: &Option<PlacementForecast>| match forecast {
         None => NEUTRAL_SCORE,
@@ -617,6 +625,7 @@ pub(crate) mod tests {
             ],
             ..crowded_cache(own_fills)
         };
+
         // Half of the cache is lost, so the residents lose half of 100 percent on eight CPUs. The stream loses nothing.
         let stream = forecast_one(&service, &node, &cache);
         assert!(stream.slowdown_percent < 1e-9, "{stream:?}");
@@ -648,6 +657,7 @@ pub(crate) mod tests {
             busy_cpus: 1.0,
             max_slowdown_percent: None,
         };
+
         let nodes = [
             empty_node(1),
             NodeCacheState {

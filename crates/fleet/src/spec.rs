@@ -283,9 +283,11 @@ impl FleetSpec {
         if let Some(bytes) = self.host_memory_bytes {
             check_range("host_memory_bytes", bytes, 1.0, 1e16)?;
         }
+
         if let Some(percent) = self.promise_percent {
             check_range("promise_percent", percent, 0.0, 100.0)?;
         }
+
         if self.policies.is_empty() || self.nodes.is_empty() {
             let field = if self.policies.is_empty() {
                 "policies"
@@ -294,6 +296,7 @@ impl FleetSpec {
             };
             return Err(FieldError::new(field, "an empty list", "one or more"));
         }
+
         if self.services.len() > MAX_KINDS {
             return Err(FieldError::new(
                 "services",
@@ -301,6 +304,7 @@ impl FleetSpec {
                 "at most 10 000 kinds",
             ));
         }
+
         if self.services.is_empty() && self.draw.is_none() && self.cluster.is_none() {
             return Err(FieldError::new(
                 "services",
@@ -308,15 +312,18 @@ impl FleetSpec {
                 "[[services]], [draw] or cluster",
             ));
         }
+
         for (index, service) in self.services.iter().enumerate() {
             service
                 .check()
                 .map_err(|error| error.with_path_prefix(&format!("services[{index}]")))?;
         }
+
         if let Some(draw) = &self.draw {
             draw.check()
                 .map_err(|error| error.with_path_prefix("draw"))?;
         }
+
         check_range("moves.seconds", self.moves.seconds, 0.0, 86_400.0)?;
         let power = &self.power;
         for (field, watts) in [
@@ -330,6 +337,7 @@ impl FleetSpec {
         ] {
             check_range(field, watts, 0.0, 100_000.0)?;
         }
+
         Ok(())
     }
 }
@@ -351,9 +359,11 @@ impl ServiceSpec {
         if let Some(limit) = self.max_slowdown_percent {
             check_range("max_slowdown_percent", limit, 0.0, 10_000.0)?;
         }
+
         if let Some(hours) = self.lifetime_hours {
             check_range("lifetime_hours", hours, 0.01, 1e6)?;
         }
+
         check_range("weight", self.weight, 1e-6, 1e6)?;
         let sources = [
             self.profile.is_some(),
@@ -367,11 +377,13 @@ impl ServiceSpec {
                 "one of profile, profile_file and references",
             ));
         }
+
         if let Some(profile) = &self.profile {
             profile
                 .check()
                 .map_err(|error| error.with_path_prefix("profile"))?;
         }
+
         if let Some(references) = &self.references {
             references
                 .check()
@@ -386,6 +398,7 @@ impl ServiceSpec {
             .profile
             .clone()
             .or_else(|| self.references.as_ref().map(ReferenceMix::profile));
+
         FleetService {
             name: self.name.clone(),
             cpus: self.cpus,
@@ -408,6 +421,7 @@ impl ServiceSpec {
 impl DrawSpec {
     fn check(&self) -> Result<(), FieldError> {
         check_range("kinds", f64::from(self.kinds), 1.0, MAX_KINDS as f64)?;
+
         for (field, (low, high), min, max) in [
             ("cpus", self.cpus, 1.0, MAX_CPUS),
             ("memory_bytes_per_cpu", self.memory_bytes_per_cpu, 1.0, 1e13),
@@ -445,6 +459,7 @@ impl DrawSpec {
             check_range(&format!("{field}[0]"), low, min, max)?;
             check_range(&format!("{field}[1]"), high, low, max)?;
         }
+
         check_range("streaming_kinds", self.streaming_kinds, 0.0, 1.0)?;
         check_range("limited_kinds", self.limited_kinds, 0.0, 1.0)
     }

@@ -161,6 +161,7 @@ impl<'a> FleetStudy<'a> {
             .iter()
             .map(|machine| CoRunSolver::new(machine, known_profiles.clone()))
             .collect::<Result<_, _>>()?;
+
         let mut variants = Vec::new();
         for change in std::iter::once(&FleetChange::None).chain(changes) {
             for &node in &spec.nodes {
@@ -172,6 +173,7 @@ impl<'a> FleetStudy<'a> {
                 }));
             }
         }
+
         Ok(FleetStudy {
             spec,
             solvers,
@@ -234,6 +236,7 @@ impl<'a> FleetStudy<'a> {
             policy: variant.node,
             can_partition,
         };
+
         CellSetup {
             model,
             policy: variant.policy,
@@ -404,6 +407,7 @@ impl<'a> FleetStudy<'a> {
             (u64::from(needed) * u64::from(self.spec.hosts)).div_ceil(u64::from(hosts_by_cell[0]))
                 as u32
         };
+
         let merge_variant = |(index, variant): (usize, &FleetVariant)| {
             let mut total = CellOutcome::default();
             for cell in 0..hosts_by_cell.len() {
@@ -414,6 +418,7 @@ impl<'a> FleetStudy<'a> {
             else {
                 return None;
             };
+
             Some(VariantOutcome {
                 name: self.variant_name(variant),
                 variant: variant.clone(),
@@ -422,6 +427,7 @@ impl<'a> FleetStudy<'a> {
                 searched: search.searched.clone(),
             })
         };
+
         let variants = self
             .variants
             .iter()
@@ -461,6 +467,7 @@ impl<'a> FleetStudy<'a> {
         let mut share_by_hosts = BTreeMap::from([(0, 0.0), (hosts, kept_share)]);
         let run_with_hosts =
             |count: u32| cell::run_cell(&self.cell_setup(variant, count), instances, should_stop);
+
         // `high_hosts` keeps the promise, and `low_hosts` does not.
         let (mut low_hosts, mut high_hosts) = (0, hosts);
         let mut keeps_promise = kept_share >= promise;
@@ -479,12 +486,14 @@ impl<'a> FleetStudy<'a> {
                 }
             }
         }
+
         let mut previous_outcome = current_outcome;
         while !keeps_promise {
             (low_hosts, high_hosts) = (high_hosts, high_hosts + high_hosts.div_ceil(2));
             if high_hosts > hosts * MAX_HOSTS_FACTOR {
                 break;
             }
+
             let outcome = run_with_hosts(high_hosts)?;
             let share = outcome.limit_kept_share().unwrap_or(1.0);
             share_by_hosts.insert(high_hosts, share);
@@ -498,6 +507,7 @@ impl<'a> FleetStudy<'a> {
             }
             previous_outcome = outcome;
         }
+
         let mut step_count = 0;
         while keeps_promise && high_hosts - low_hosts > 1 {
             step_count += 1;
@@ -520,6 +530,7 @@ impl<'a> FleetStudy<'a> {
                 .limit_kept_share()
                 .unwrap_or(1.0);
             share_by_hosts.insert(next_count, share);
+
             if share >= promise {
                 high_hosts = next_count
             } else {
@@ -546,6 +557,7 @@ impl FleetResult {
             hosts_needed: variant.hosts_needed,
             moves: variant.total.moves,
         };
+
         FleetOutcome {
             hosts: spec.hosts,
             services: self
@@ -585,6 +597,7 @@ pub(crate) fn run_parallel<R: Send>(
             });
         }
     });
+
     let mut results = results
         .into_inner()
         .unwrap_or_else(std::sync::PoisonError::into_inner);

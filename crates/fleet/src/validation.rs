@@ -135,6 +135,7 @@ pub fn validate(
     let Some(machine) = ScaledMachine::new(model.solver, slice) else {
         return Err(ValidationError::NoServices);
     };
+
     let members: BTreeSet<CoRunMember> = keys
         .iter()
         .flatten()
@@ -222,6 +223,7 @@ impl<'a> ScaledMachine<'a> {
                 .filter(|cache| cache.level != CacheLevel::L1Instruction);
             sets.map(|cache| cache.sets_per_slice()).min()
         };
+
         let mut scale = slice.cache_scale.max(1);
         while scale > 1
             && min_data_sets(&machine).is_some_and(|sets| !sets.is_multiple_of(u64::from(scale)))
@@ -235,6 +237,7 @@ impl<'a> ScaledMachine<'a> {
         {
             cache.size_bytes /= u64::from(scale);
         }
+
         machine.pages.colors = None;
         // Profiles state cycles, not instructions. So every CPU is a core that executes one instruction in each cycle,
         // waits for a value where it is needed, and continues past every other miss.
@@ -245,6 +248,7 @@ impl<'a> ScaledMachine<'a> {
                 1
             };
         }
+
         machine.cores_per_package *= machine.contexts_per_core;
         machine.contexts_per_core = 1;
         machine.os.context_switch_cycles = 0;
@@ -270,6 +274,7 @@ impl<'a> ScaledMachine<'a> {
         let mut programs = Vec::new();
         let mut cache_and_member = Vec::new();
         let cpus_per_cache = self.solver.cpus_per_cache();
+
         for (cache, key) in keys.iter().enumerate() {
             let speeds = self.solver.member_speeds(key);
             for (index, cpus) in self.solver.member_cpus(&key.members) {
@@ -340,6 +345,7 @@ impl<'a> ScaledMachine<'a> {
             .iter()
             .map(|service| service.solo_ratio)
             .collect();
+
         let limited_services: Vec<(f64, &&ComparedService)> = all_services
             .iter()
             .filter_map(|service| Some((service.max_slowdown_percent?, service)))
@@ -350,6 +356,7 @@ impl<'a> ScaledMachine<'a> {
                 (service.measured_percent > *limit) == (service.forecast_percent > *limit)
             })
             .count();
+
         let summarize_host = |(index, services): (usize, &Vec<ComparedService>)| ValidatedHost {
             host: index as u32,
             services: services.len(),
@@ -366,6 +373,7 @@ impl<'a> ScaledMachine<'a> {
             ),
         };
         let cycles_per_host = self.time_slice.settling_cycles + self.time_slice.measured_cycles;
+
         Some(FleetValidation {
             machine: self.machine.name.clone(),
             cache_scale: self.scale,

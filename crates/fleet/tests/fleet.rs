@@ -78,6 +78,7 @@ fn kind(name: &str, references: f64, sets: &[(f64, f64)], limit: Option<f64>) ->
             .collect(),
         write_share: 0.3,
     };
+
     FleetService {
         name: name.to_string(),
         cpus: 1.0,
@@ -247,6 +248,7 @@ fn forecasts_separate_streams_from_reuse() {
             .limit_kept_share()
             .unwrap()
     };
+
     assert!(
         kept_share("forecast+auto") > kept_share("requests"),
         "{} {}",
@@ -288,6 +290,7 @@ fn the_cycle_level_machine_confirms_slowdowns() {
     };
     let crowded = validated(kind("stream", 30.0, &[], None), 1);
     assert_eq!(crowded, validated(kind("stream", 30.0, &[], None), 2));
+
     let quiet = validated(kind("small", 1.0, &[(0.1 * MIB, 1.0)], None), 2);
     assert!(
         crowded.measured_slowdown_percent > quiet.measured_slowdown_percent,
@@ -314,6 +317,7 @@ fn slowdowns_rise_with_co_runners_and_other_caches_traffic() {
             .collect(),
     )
     .unwrap();
+
     let member = |kind: u16| CoRunMember {
         kind,
         load: 8,

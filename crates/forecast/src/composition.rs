@@ -179,15 +179,18 @@ fn forecast_beside(
         let solve = |state| solve_with_cache(state, programs, cpus, draw, 1.0);
         runs.push(states.iter().map(solve).collect::<ForecastResult<_>>()?);
     }
+
     let (middle_draw, middle_state) = (draw_count / 2, states.len() / 2);
     let machine = &states[middle_state];
     let space_deviation = machine
         .last_level_cache()
         .map_or(0.0, set_means::space_deviation);
+
     // Only their speeds count, not their slowdowns.
     let run_in_space = |factor: f64| solve_with_cache(machine, programs, cpus, middle_draw, factor);
     let crowded_run = run_in_space(1.0 + space_deviation)?;
     let spacious_run = run_in_space(1.0 / (1.0 + space_deviation))?;
+
     let forecast_member = |index: usize| {
         // Alone and together against the speed with the whole cache. The runs hold other shares of the phases, but no co-runner
         // makes lines stay for longer.
@@ -198,6 +201,7 @@ fn forecast_beside(
             }
             None => runs[draw][state][index][0],
         };
+
         // What neighbors do changes within a run, so that a run takes the mean of the times in their states.
         let mean_slowdown = |draw: usize| match alone[index].get(draw) {
             Some(alone) => {
@@ -207,6 +211,7 @@ fn forecast_beside(
             }
             None => slowdown_of(draw, middle_state),
         };
+
         let mut slowdowns: Vec<f64> = (0..draw_count)
             .flat_map(|draw| (0..states.len()).map(move |state| (draw, state)))
             .map(|(draw, state)| slowdown_of(draw, state))
@@ -219,6 +224,7 @@ fn forecast_beside(
                 .map(|states| states[middle_state][index][metric]);
             median_of_draws(&of_draws.collect::<Vec<_>>())
         };
+
         let middle = &runs[middle_draw][middle_state][index];
         // Alone, the program has the speed of its profile, however much space it needs.
         let slowdown_change = |run: &[RunRates]| {
@@ -228,6 +234,7 @@ fn forecast_beside(
             .iter()
             .map(|states| mean_cycles_per_instr(states.iter().map(|run| &run[index])))
             .collect();
+
         let mpki = 1000.0 * metric_median(1);
         MemberForecast {
             slowdown: with_model_error(
@@ -241,6 +248,7 @@ fn forecast_beside(
             instr_per_cycle: 1.0 / median_of_draws(&cycles_per_instr),
         }
     };
+
     Ok((0..programs.len()).map(forecast_member).collect())
 }
 
@@ -278,6 +286,7 @@ pub fn forecast_pairs(
     let cpus = [0, machine.contexts_per_core];
     let states = neighbor_states(&machine);
     let draw_count = draw_count_of(programs);
+
     // Alone, each is solved once, and not once for each pair.
     let alone: Vec<[AloneRuns; 2]> = programs
         .iter()
@@ -294,6 +303,7 @@ pub fn forecast_pairs(
             Ok([first, second])
         })
         .collect::<ForecastResult<_>>()?;
+
     let program_count = programs.len();
     let mut rows = vec![vec![Estimate::exact(0.0); program_count]; program_count];
     for i in 0..program_count {
@@ -307,6 +317,7 @@ pub fn forecast_pairs(
             }
         }
     }
+
     Ok(rows)
 }
 
@@ -348,6 +359,7 @@ fn with_model_error(
         .fold((0.0f64, 0.0f64), |(fall, rise), &change| {
             (fall.max(-change), rise.max(change))
         });
+
     // Independent errors add in squares.
     let total_half_width = |draws: f64, space: f64| {
         libm::hypot(
@@ -457,6 +469,7 @@ fn solve_with_cache(
         let program_number = engine.add_program(drawn_program);
         slots.push(engine.start_task(program_number, [cpus[index]].into_iter().collect()));
     }
+
     let rounds = programs
         .iter()
         .filter_map(|program| Some(program.solo_round()?.1));
@@ -464,6 +477,7 @@ fn solve_with_cache(
     let start_cycles = MIN_START_CYCLES
         .max(MIN_START_ROUNDS * longest_round_cycles)
         .max(MIN_START_LIFETIMES * line_lifetime_cycles(machine));
+
     // The prior's prefetches only stand for misses that cost less.
     let miss_counter = |program: &&TimedProgram| {
         if program.basis == TimingBasis::Prior {
@@ -504,6 +518,7 @@ pub(crate) fn window_rates(
         .iter()
         .map(|&slot| *engine.task_totals(slot))
         .collect();
+
     engine.run(start_cycles + read_cycles);
     let rates = |((&slot, &miss_counter), earlier): ((&u32, &usize), &TaskTotals)| {
         let current_totals = engine.task_totals(slot);
@@ -579,6 +594,7 @@ mod tests {
             .slowdown
             .value;
         let size_bytes = machine.last_level_cache().unwrap().size_bytes;
+
         let mut loss_with = |pool_factor: u64, bytes_per_cycle: f64| {
             let level = machine.last_level_cache().map(|cache| cache.level);
             for cache in machine
@@ -589,6 +605,7 @@ mod tests {
                 cache.pool_bytes = Some(pool_factor * size_bytes);
                 cache.neighbor_bytes_per_cycle = Some(bytes_per_cycle);
             }
+
             let alone = forecast_alone(&machine, &large).unwrap().cycles_per_instr;
             (
                 forecast_together(&machine, &[&large, &stream]).unwrap()[0]
@@ -597,6 +614,7 @@ mod tests {
                 alone,
             )
         };
+
         // Where lines are evicted by their age, no set overflows before another.
         let (idle_neighbors, fast_alone) = loss_with(1, 1e-6);
         assert!(
@@ -628,6 +646,7 @@ mod tests {
                 "cyclic", phase,
             )))
         };
+
         for pages in [[600, 300], [900, 100]] {
             let programs = pages.map(cyclic_program);
             let members = forecast_together(&machine, &[&programs[0], &programs[1]]).unwrap();
@@ -711,6 +730,7 @@ mod tests {
                 TimedProgram::from_profile(&file, &machine).unwrap()
             };
         let stream = recorded_program("stream", 21, &[(256, 20.8), (4096, 20.8)]);
+
         let xz = recorded_program(
             "xz",
             6,
@@ -739,6 +759,7 @@ mod tests {
             }
             machine.clone()
         };
+
         let loss_on = |machine: &MachineSpec| {
             forecast_together(machine, &[&large, &stream]).unwrap()[0].slowdown
         };

@@ -83,6 +83,7 @@ impl<'a> PlanEvaluator<'a> {
             .map(|_| last_level.ways)
             .or(spec.pages.colors)
             .unwrap_or(1);
+
         let contexts = spec.contexts_per_core;
         let cores = spec.cores();
         if jobs.is_empty() || jobs.len() > cores as usize {
@@ -91,6 +92,7 @@ impl<'a> PlanEvaluator<'a> {
                 jobs.len()
             )));
         }
+
         Ok(PlanEvaluator {
             spec,
             jobs,
@@ -129,6 +131,7 @@ impl<'a> PlanEvaluator<'a> {
                 slowdowns
             }
         };
+
         let shortfall =
             |(job, slowdown): (&IntervalJob, &f64)| Some((slowdown - max_slowdown(job)?).max(0.0));
         let total_shortfall = self
@@ -137,6 +140,7 @@ impl<'a> PlanEvaluator<'a> {
             .zip(&slowdowns)
             .filter_map(shortfall)
             .sum::<f64>();
+
         let speeds = slowdowns.iter().map(|slowdown| 1.0 / (1.0 + slowdown));
         let mean_speed = speeds.sum::<f64>() / slowdowns.len() as f64;
         Ok(EvaluatedPlan {
@@ -227,6 +231,7 @@ impl<'a> PlanEvaluator<'a> {
             changed_plan.units_by_job[job] = generator.draw_below(u64::from(free_units) + 1) as u32;
             return changed_plan;
         }
+
         let cpu = self.cpus[generator.draw_below(self.cpus.len() as u64) as usize];
         if let Some(occupant) = plan
             .cpu_by_job
@@ -235,6 +240,7 @@ impl<'a> PlanEvaluator<'a> {
         {
             changed_plan.cpu_by_job[occupant] = plan.cpu_by_job[job];
         }
+
         changed_plan.cpu_by_job[job] = cpu;
         // Partitions are reset, because they belong to the previous placement.
         changed_plan
@@ -252,6 +258,7 @@ impl<'a> PlanEvaluator<'a> {
             .iter()
             .zip(plan.cpu_by_job.iter().copied())
             .collect();
+
         let mut engine = IntervalEngine::new(spec, false)
             .ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
         let mut slots = Vec::new();
@@ -264,6 +271,7 @@ impl<'a> PlanEvaluator<'a> {
             };
             slots.push(engine.start_task(program, first_touch_cpus));
         }
+
         if self.has_running_jobs {
             engine.run(MEMORY_TOUCH_CYCLES);
             for (&slot, &(_, cpu)) in slots.iter().zip(&placed_jobs) {
@@ -271,6 +279,7 @@ impl<'a> PlanEvaluator<'a> {
             }
         }
         let cache_count = spec.cpus() / self.cpus_per_cache.max(1);
+
         for cache in 0..cache_count {
             let jobs_on_cache: Vec<usize> = (0..placed_jobs.len())
                 .filter(|&index| self.cache_of(placed_jobs[index].1) == cache)
@@ -280,6 +289,7 @@ impl<'a> PlanEvaluator<'a> {
             if used_units == 0 {
                 continue;
             }
+
             let lines_of_units =
                 |units: u32| engine.divisible_lines() * units as f32 / units_per_cache as f32;
             let mut domain_lines = vec![lines_of_units(units_per_cache - used_units)];
@@ -302,6 +312,7 @@ impl<'a> PlanEvaluator<'a> {
                 .collect();
             engine.divide(cache as usize, &domains, &domain_lines, slot_domains);
         }
+
         let rates = window_rates(
             &mut engine,
             &slots,
@@ -336,6 +347,7 @@ mod tests {
             reusing_job("reuser", &spec, 0.7, 0.02),
             streaming_job(&spec, 0.02),
         ];
+
         let truth = PlanEvaluator::new(&spec, &jobs).unwrap();
         let solved_slowdown = |cpus: [u32; 2], units: u32| {
             truth
@@ -408,6 +420,7 @@ mod tests {
                 .search_best_plan(1)
                 .unwrap()
         };
+
         let loosely_promised_plan = search_with_limit(0.6);
         assert!(
             loosely_promised_plan.keeps_all_promises

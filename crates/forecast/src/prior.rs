@@ -101,6 +101,7 @@ fn miss_points(file: &ProfileFile) -> ForecastResult<Vec<(f64, f64)>> {
             "no instruction counts in its profile (cachemate record has them)",
         ));
     }
+
     Ok(points)
 }
 
@@ -121,6 +122,7 @@ pub fn from_file_with(
         .llc_refs_per_mega_instr
         .as_ref()
         .map(|refs| refs.value / 1e6);
+
     let file_references = file
         .records
         .zip(file.instructions)

@@ -26,6 +26,7 @@ pub fn points_by_distances(
 ) -> Vec<SizePoint> {
     let lines_of_bytes = |size_bytes: f64| size_bytes as u64 / line_bytes;
     let mut all_points = Vec::new();
+
     for pair in points.windows(2) {
         let (small_point, large_point) = (&pair[0], &pair[1]);
         all_points.push(*small_point);
@@ -50,6 +51,7 @@ pub fn points_by_distances(
         if largest_ratio - smallest_ratio < MAX_ROUNDING_SHARE {
             continue;
         }
+
         let inner_sizes_and_ratios = sizes.iter().zip(&ratios).take(sizes.len() - 1).skip(1);
         all_points.extend(inner_sizes_and_ratios.map(|(&lines, ratio)| {
             interpolate_rates(
@@ -60,6 +62,7 @@ pub fn points_by_distances(
             )
         }));
     }
+
     all_points.extend(points.last());
     all_points
 }
@@ -76,6 +79,7 @@ pub fn average_over_sets(points: &[SizePoint], cache: &CacheSpec) -> Vec<SizePoi
     if cache.pool_bytes.is_some() {
         return points.to_vec();
     }
+
     let way_bytes = cache.size_bytes as f64 / f64::from(cache.ways);
     let relative_deviation = space_deviation(cache);
     // The share x of a set with room for its mean number of lines, at which x + z sqrt(x / 3 ways) fills the set.
@@ -97,6 +101,7 @@ pub fn average_over_sets(points: &[SizePoint], cache: &CacheSpec) -> Vec<SizePoi
                 interpolate_rates(&average, &point, 1.0 / (index + 1) as f64, size_bytes)
             })
     };
+
     let full_size = last_point.size_bytes.min(cache.size_bytes as f64);
     let inner_sizes = (1..cache.ways)
         .map(|ways| f64::from(ways) * way_bytes)
@@ -156,6 +161,7 @@ pub(super) fn interpolate_rates(
                 high.memory_stall_cycles_per_instr,
             ),
         });
+
     SizePoint {
         size_bytes,
         cycles_per_instr: interpolate(low.cycles_per_instr, high.cycles_per_instr),
@@ -239,6 +245,7 @@ mod tests {
         assert_eq!((full.len(), full[7]), (16, 0.3));
         // Alone, half of the sets have more lines than room.
         assert!((full[15] / 0.3 - 0.5).abs() < 1e-9, "{full:?}");
+
         // One line of others in each set, at random: a set has none with probability 1/e.
         assert!(
             (full[14] / 0.3 - 0.63).abs() < 0.1 && full[12] > full[14],

@@ -175,6 +175,7 @@ impl PhaseWalker<'_> {
                 histogram.misses_at(lines.max(private_lines)) as f64 / phase.instructions as f64;
             self.rates(counts, hits, misses)
         };
+
         let point_of = |(&lines, parts): (&u64, &Vec<WalkCounts>)| {
             let rates = rates_at(lines, sum_counts(parts), hits);
             let without_prefetch = unprefetched_hits.map(|hits| {
@@ -196,6 +197,7 @@ impl PhaseWalker<'_> {
                 without_prefetch,
             }
         };
+
         let points: Vec<SizePoint> = sizes.iter().zip(&parts_by_size).map(point_of).collect();
         let step_bytes = full_lines as f64 * line_bytes / TABULATED_SIZE_COUNT;
         let program_phase = ProgramPhase {
@@ -307,6 +309,7 @@ impl PhaseWalker<'_> {
         let walked_misses = counts.needed_lines() / instructions;
         let store_share = counts.store_misses / counts.needed_lines().max(1.0);
         let writebacks = store_share * misses;
+
         let (demand_fills, prefetch_fills, stall_cycles) = if walked_misses > 0.0 {
             let scale = misses / walked_misses;
             let prefetched = counts.prefetched_misses + counts.useless_prefetches;

@@ -72,6 +72,7 @@ impl PageCharts {
                 .iter()
                 .any(|live_program| live_program.program == *program)
         });
+
         let mut new_curves = Vec::new();
         for (&program, profile) in busiest_profiles {
             let Some(curve) = curve_snapshot(program, profile) else {

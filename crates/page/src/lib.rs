@@ -57,6 +57,7 @@ pub fn read_recording(mut log: RunLogReader, source: &str) -> Result<RecordedRun
     let mut builder = SnapshotBuilder::new(&header);
     let mut charts = PageCharts::new(&header);
     let mut snapshots = Vec::new();
+
     let mut head = page_header(&header, source);
     loop {
         match log.next_record() {

@@ -58,6 +58,7 @@ impl Matrices {
                 forecast_pairs(&members, busiest_profiles, topology, predictor)
             }
         };
+
         let mean_of_pair = |row: &u32, column: &u32| {
             self.measured_pairs
                 .get(&(*row, *column))
@@ -108,6 +109,7 @@ impl Matrices {
                 .iter()
                 .for_each(|(cache, _)| programs_by_cache.entry(*cache).or_default().push(program));
         }
+
         let mut pairs: BTreeMap<(u32, u32), f64> = BTreeMap::new();
         for (row, slowdown) in programs_by_cache
             .values()
@@ -123,6 +125,7 @@ impl Matrices {
                 pairs.insert((row.program, column.program), slowdown);
             }
         }
+
         for (pair, slowdown) in pairs {
             let mean = self.measured_pairs.entry(pair).or_default();
             mean.sum += slowdown;
@@ -146,6 +149,7 @@ impl Matrices {
                 });
             has_forecast || program.slowdown.is_some()
         };
+
         let rank_key = |program: &ProgramSnapshot| {
             (
                 has_speed(program),
@@ -189,6 +193,7 @@ fn forecast_pairs(
             (table[row][column], table[column][row]) = (row_slowdown, column_slowdown);
         }
     }
+
     table
 }
 

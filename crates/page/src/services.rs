@@ -16,6 +16,7 @@ impl ServiceSnapshot {
         } = report.service.clone();
         let ServiceSlowdown { cache, waiting, .. } = report.slowdown;
         let run_time = report.slowdown.run_time();
+
         ServiceSnapshot {
             kind,
             name,

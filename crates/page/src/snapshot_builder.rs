@@ -309,6 +309,7 @@ impl SnapshotBuilder {
             .and_then(|cache| self.fill_bytes_per_second(sample, cache, elapsed_ns, &contention));
         let work = task.work_per_second;
         let goal = sample.goal;
+
         TaskSnapshot {
             task: sample.task.0,
             pid: thread.pid,
@@ -381,6 +382,7 @@ impl SnapshotBuilder {
         {
             *threads_by_cache.entry(cache.id.0).or_default() += 1;
         }
+
         let work_metric = program.busiest_metric(|task| task.work_per_second.map(|(work, _)| work));
         let elapsed_ns = sources.record.observation.span.elapsed_ns;
         let work_of = |task: &TaskView<'_>| {
@@ -390,6 +392,7 @@ impl SnapshotBuilder {
             0 => None,
             _ => program.sum(|task| work_of(task).map(|(_, count)| count)),
         };
+
         let instructions = program.sum(|task| {
             task.misses_and_instructions
                 .map(|(_, instructions)| instructions)
@@ -397,6 +400,7 @@ impl SnapshotBuilder {
         let misses = program.sum(|task| task.misses_and_instructions.map(|(misses, _)| misses));
         let contention_of =
             |task: &TaskView<'_>| task.profile.map(|profile| profile.contention.clone());
+
         ProgramSnapshot {
             program: program.id,
             name: escape_controls(&first_sample.name),
@@ -462,6 +466,7 @@ impl SnapshotBuilder {
                 (None, Some(allowed.to_string()), count)
             }
         };
+
         let members: Vec<TaskId> = member_tasks(share, &sources.record.observation.tasks).collect();
         let notes = sources
             .host
@@ -490,6 +495,7 @@ pub fn page_header(header: &RunHeader, source: &str) -> PageHeader {
         pipeline,
         ..
     } = header;
+
     PageHeader {
         shape: SHAPE,
         version: env!("CARGO_PKG_VERSION").to_string(),
@@ -532,6 +538,7 @@ fn promise_snapshot(
     if sources.host.is_some() && pid.is_none() {
         return None;
     }
+
     let name_of = |task: TaskId| names.get(&task).cloned().unwrap_or_else(|| "?".to_string());
     let (max_slowdown, min_rate) = match report.term {
         PromiseTerm::MaxSlowdown(max) => (Some(max), None),
@@ -642,6 +649,7 @@ fn cache_snapshot(
         0 => None,
         _ => count_of(CounterEvent::MemoryBytes),
     };
+
     let busy_shares: Option<Vec<f64>> = sources.host.and_then(|host| {
         let share_of = |cpu| host.busy_share_by_cpu.get(&cpu).copied();
         cache
@@ -654,6 +662,7 @@ fn cache_snapshot(
         .host
         .and_then(|host| host.cache_use.iter().find(|used| used.cache == cache.id));
     let forecast = sources.record.forecast.cache_miss_ratio.get(&cache.id);
+
     CacheSnapshot {
         cache: cache.id.0,
         level: level_name(cache.level).to_string(),
@@ -706,6 +715,7 @@ fn probe_snapshots(sources: &WindowSources<'_>) -> Vec<ProbeSnapshot> {
             ProbeEvidence::PrimeProbe { task, .. } => ("evicted lines", Some(*task)),
             ProbeEvidence::StoredProfile { task, .. } => ("recorded profile", Some(*task)),
         };
+
         let cost_ns: u64 = probe_result.cost_ns.iter().map(|(_, ns)| ns).sum();
         let program = task.and_then(|task| sources.processes_of(&[task]).first().copied());
         ProbeSnapshot {
@@ -714,6 +724,7 @@ fn probe_snapshots(sources: &WindowSources<'_>) -> Vec<ProbeSnapshot> {
             program,
         }
     };
+
     sources
         .record
         .observation

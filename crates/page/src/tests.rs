@@ -135,6 +135,7 @@ fn the_forecast_matrix_slows_down_programs_that_do_not_fit() {
         (TaskId(2), profile_with(1.0)),
     ]
     .into();
+
     let mut builder = SnapshotBuilder::new(&header());
     let mut charts = PageCharts::new(&header());
     let record = record(0, &[0, 1, 2]);
@@ -164,6 +165,7 @@ fn a_decision_is_reported_once_until_another() {
             .build_snapshot(&record, &Profiles::new(), None)
             .new_decisions
     };
+
     let first = snapshot_with(0, "{0} goes back");
     assert_eq!(
         (
@@ -236,6 +238,7 @@ fn the_page_is_small_and_loads_nothing() {
 #[test]
 fn modules_define_names_once_and_import_exported_ones() {
     let (mut defined, mut exported) = (BTreeSet::new(), BTreeSet::new());
+
     for (name, text) in MODULES {
         for line in text.lines() {
             let code = line.strip_prefix("export ").unwrap_or(line);

@@ -123,6 +123,7 @@ impl WindowTracker {
             .iter()
             .map(|promise| judge_by_service(promise, observation, &services))
             .collect();
+
         let live_tasks = observation.tasks.iter().filter(|task| !task.exited);
         WindowView {
             tasks: live_tasks
@@ -158,6 +159,7 @@ impl WindowTracker {
             .and_then(|level| count_of(CounterEvent::Misses(level)));
         let profile = profiles.get(&task.task);
         let empty_profile = Profile::default();
+
         TaskView {
             sample: task,
             profile,
@@ -210,6 +212,7 @@ impl WindowTracker {
                 .map(|rendered| rendered.text.clone())
                 .collect();
         }
+
         rendered_reasons
     }
 }
@@ -267,6 +270,7 @@ fn task_name(task: TaskId, names: &TaskNames) -> String {
 /// Describes a requested probe for users.
 fn probe_text(kind: &ProbeKind, names: &TaskNames) -> String {
     let name_of = |task: &TaskId| task_name(*task, names);
+
     match kind {
         ProbeKind::CoRunRows { rows, .. } => {
             let rows = rows.iter().map(|row| {
@@ -410,6 +414,7 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(is_new(&["a", "b"]), [true, true]);
+
         assert!(is_new(&[]).is_empty());
         assert_eq!(is_new(&["b", "c"]), [false, true]);
         assert_eq!(is_new(&["a"]), [true]);
@@ -428,6 +433,7 @@ mod tests {
         let profiles = Profiles::new();
         let view =
             WindowTracker::default().observe(&record, &topology, &profiles, &TaskNames::new());
+
         let figures = |task: &TaskView<'_>| {
             (
                 task.instr_per_cycle,

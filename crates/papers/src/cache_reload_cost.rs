@@ -55,6 +55,7 @@ impl ReloadCosts {
         let live_samples = || tasks.iter().filter(|task| !task.exited);
         let ids: BTreeSet<TaskId> = live_samples().map(|task| task.task).collect();
         self.0.retain(|id, _| ids.contains(id));
+
         for task in live_samples() {
             let residency = self.0.entry(task.task).or_default();
             let ran_ns = task.ran_ns();
@@ -62,6 +63,7 @@ impl ReloadCosts {
                 residency.consecutive_samples = 0;
                 continue;
             }
+
             residency.consecutive_samples += 1;
             let miss_mean = if residency.consecutive_samples == 1 {
                 &mut residency.first_misses

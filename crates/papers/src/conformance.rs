@@ -51,6 +51,7 @@ pub fn check_policy(
         let decisions = script.run(policy_factory, |task| task)?;
         let repeated_decisions = script.run(policy_factory, |task| task)?;
         script.check_equal("same input, same output", &decisions, &repeated_decisions)?;
+
         // New ids are larger and in reverse order, which exposes policies that break ties by the value of the id.
         let rename_task = |task: TaskId| TaskId(1000 - task.0);
         let renamed_decisions = script.run(policy_factory, rename_task)?;
@@ -66,6 +67,7 @@ pub fn check_policy(
         script.check_keeps_plan_without_evidence(policy_factory)?;
         script.check_replay(policy_factory)?;
     }
+
     Ok(())
 }
 
@@ -86,11 +88,13 @@ impl ObservationScript {
         let mut next_id = 0;
         let mut known_profiles = Profiles::new();
         let mut windows = Vec::new();
+
         for window in 0..WINDOWS as u64 {
             tasks.retain(|task| !task.exited);
             for task in &mut tasks {
                 task.exited = generator.draw_below(12) == 0;
             }
+
             // On the first machine, no tasks arrive in the first two windows; on every eighth machine, none ever
             // arrive.
             let arrivals = if seed % 8 == 7 || (seed == 0 && window < 2) {
@@ -105,6 +109,7 @@ impl ObservationScript {
             for task in &mut tasks {
                 fill_counts(&mut generator, task, &topology);
             }
+
             let mut probe_results = Vec::new();
             known_profiles.retain(|id, _| tasks.iter().any(|task| task.task == *id));
             for task in &tasks {
@@ -127,6 +132,7 @@ impl ObservationScript {
             if let Some(probe_result) = draw_access_samples(&mut generator, &tasks) {
                 probe_results.push(probe_result);
             }
+
             let span = TimeSpan {
                 start_ns: window * 1_000_000,
                 elapsed_ns: 1_000_000,
@@ -137,6 +143,7 @@ impl ObservationScript {
             } else {
                 WindowEnd::TasksChanged
             };
+
             let applied_plan = AppliedPlan::default();
             let observation = Observation {
                 window,
@@ -149,6 +156,7 @@ impl ObservationScript {
             };
             windows.push((observation, known_profiles.clone()));
         }
+
         ObservationScript {
             seed,
             topology,
@@ -195,6 +203,7 @@ impl ObservationScript {
             previous_plan = decision.plan.clone();
             decisions.push(decision);
         }
+
         Ok(decisions)
     }
 
@@ -220,6 +229,7 @@ impl ObservationScript {
         check_plan(&decision.plan, &view).map_err(|plan_error| {
             self.build_violation("the plan is always valid", window, plan_error.to_string())
         })?;
+
         let is_missing =
             |task: &TaskId| observation.tasks.iter().all(|sample| sample.task != *task);
         if let Some(reason) = decision
@@ -233,6 +243,7 @@ impl ObservationScript {
                 format!("{reason:?}"),
             ));
         }
+
         Ok(decision)
     }
 
@@ -268,6 +279,7 @@ impl ObservationScript {
         let rule = "without evidence allowed, gangs and shares stay";
         let mut policy = policy_factory(self.seed);
         let mut previous_plan = Plan::idle(WindowLength::Time { ns: 1 });
+
         for (index, (observation, profiles)) in self.windows.iter().enumerate() {
             previous_plan = self
                 .decide(
@@ -284,6 +296,7 @@ impl ObservationScript {
                 .tasks
                 .iter_mut()
                 .for_each(|task| task.counts = EventCounts::default());
+
             // A lack of evidence must not undo a decision that was made with evidence.
             let plan = self
                 .decide(
@@ -309,6 +322,7 @@ impl ObservationScript {
             }
             previous_plan = plan;
         }
+
         Ok(())
     }
 
@@ -388,6 +402,7 @@ fn draw_topology(generator: &mut SplitMix64, seed: u64) -> Topology {
     } else {
         1 + generator.draw_below(4) as u32
     };
+
     let cpus_per_cache = 1 + generator.draw_below(4) as u32;
     let cpu_count = cache_count.max(1) * cpus_per_cache;
     let build_cpu = |id: u32, online| Cpu {
@@ -424,6 +439,7 @@ fn draw_capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabil
         contiguous: true,
         max_groups: 16,
     };
+
     let colors = PartitionSupport::Colors {
         colors: 16,
         page_bytes: 4096,
@@ -435,6 +451,7 @@ fn draw_capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabil
         .iter()
         .filter_map(|cache| Some((cache.id, support?)))
         .collect();
+
     let support_of = |is_supported: bool| match is_supported {
         true => Support::Yes { note: None },
         false => Support::No {
@@ -476,6 +493,7 @@ fn draw_access_samples(generator: &mut SplitMix64, tasks: &[TaskSample]) -> Opti
     if tasks.is_empty() || generator.draw_below(2) == 0 {
         return None;
     }
+
     let draw_sample = |generator: &mut SplitMix64| AccessSample {
         task: tasks[generator.draw_below(tasks.len() as u64) as usize].task,
         virtual_line: generator.draw_below(32),
@@ -520,6 +538,7 @@ fn fill_counts(generator: &mut SplitMix64, task: &mut TaskSample, topology: &Top
         .map(|cpu| (cpu, 1 + generator.draw_below(1_000_000)))
         .into_iter()
         .collect();
+
     let stall_event = CounterEvent::StallCycles(StallCause::RemoteCache);
     let events = [
         CounterEvent::Instructions,
@@ -563,6 +582,7 @@ fn draw_profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
         };
         (1..=16).map(|step| point_at(step << 18)).collect()
     });
+
     // There are three kinds of threads, by the regions that they share; some of them have no evidence.
     let sharing = maybe_estimate(0.0, 3.0).map(|kind| {
         let region_group = kind.value as usize;
@@ -576,6 +596,7 @@ fn draw_profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
             })
             .collect()
     });
+
     let hits_by_position = maybe_estimate(1.0, 1000.0).map(|first| {
         (0..17)
             .map(|way| first.value / f64::from(way + 1))
@@ -683,11 +704,13 @@ fn rename_decision(decision: &Decision, rename: &impl Fn(TaskId) -> TaskId) -> D
     {
         *task = rename(*task);
     }
+
     for member in plan.shares.iter_mut().flat_map(|share| &mut share.members) {
         if let ShareMember::Task(task) = member {
             *task = rename(*task);
         }
     }
+
     for penalty in &mut plan.penalties {
         penalty.tasks = (rename(penalty.tasks.0), rename(penalty.tasks.1));
     }
@@ -699,6 +722,7 @@ fn rename_decision(decision: &Decision, rename: &impl Fn(TaskId) -> TaskId) -> D
         .iter_mut()
         .flat_map(|reason| &mut reason.tasks)
         .for_each(|task| *task = rename(*task));
+
     if let Some(forecast) = &mut decision.forecast {
         forecast.tasks = std::mem::take(&mut forecast.tasks)
             .into_iter()
@@ -709,6 +733,7 @@ fn rename_decision(decision: &Decision, rename: &impl Fn(TaskId) -> TaskId) -> D
             .iter_mut()
             .for_each(|task| *task = rename(*task));
     }
+
     decision
 }
 

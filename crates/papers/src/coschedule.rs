@@ -139,6 +139,7 @@ impl CoScheduler {
         if caches.is_empty() {
             return Decision::new(plan, reasons);
         }
+
         self.observe(view, &caches);
         if self.form == CoScheduleForm::Advice || !view.capabilities.has_ability(Ability::Gangs) {
             if view.capabilities.has_ability(Ability::Penalties) {
@@ -146,6 +147,7 @@ impl CoScheduler {
             }
             return Decision::new(plan, reasons);
         }
+
         for cache in &caches {
             if caches.len() > 1 {
                 plan.affinity.extend(
@@ -182,6 +184,7 @@ impl CoScheduler {
                 .iter()
                 .filter_map(|task| previous_count(task))
                 .reduce(f64::min);
+
             for task in &cache.tasks {
                 let count = match previous_count(task) {
                     Some(count) => count + task.ran_ns() as f64 / elapsed_ns,
@@ -197,6 +200,7 @@ impl CoScheduler {
                 .iter()
                 .any(|task| task.task == *id && task.unmovable)
         });
+
         for task in view
             .observation
             .tasks
@@ -235,6 +239,7 @@ impl CoScheduler {
         if seat_count == 0 || members.len() <= seat_count {
             return None;
         }
+
         let current_schedule = view
             .previous_plan
             .gangs
@@ -259,6 +264,7 @@ impl CoScheduler {
             .collect();
         current_tasks.sort_by_key(|(_, cpu)| *cpu);
         current_tasks.dedup_by_key(|(_, cpu)| *cpu);
+
         if !members.iter().any(|task| costs.has_evidence(task.task)) {
             // Without evidence, the gangs stay, and new tasks get a turn.
             let current_schedule = current_schedule?;
@@ -274,6 +280,7 @@ impl CoScheduler {
                 running_tasks,
             ));
         }
+
         let running_ids: Vec<TaskId> = current_tasks.iter().map(|(task, _)| *task).collect();
         let chosen_tasks = match self.form {
             CoScheduleForm::Set => self.choose_set(seat_count, members, &running_ids, costs),
@@ -355,6 +362,7 @@ impl CoScheduler {
             let Some(candidate) = candidate else {
                 return new_set;
             };
+
             let staying_tasks: Vec<TaskId> = running_tasks
                 .iter()
                 .copied()
@@ -372,6 +380,7 @@ impl CoScheduler {
             }
             return new_set;
         }
+
         self.fill_seats(seat_count, members, &mut new_set, costs);
         new_set
     }
@@ -394,6 +403,7 @@ impl CoScheduler {
             running_tasks,
             max_reload_cost,
         };
+
         let mut new_set: Vec<TaskId> = Vec::new();
         let task_ids = members.iter().map(|task| task.task);
         let least_run_task = task_ids.reduce(|least_run, next| {
@@ -405,6 +415,7 @@ impl CoScheduler {
         });
         new_set.extend(least_run_task);
         self.fill_seats(seat_count, members, &mut new_set, costs);
+
         // In both sets, every penalty counts from both sides.
         let total_score = |set: &[TaskId]| {
             set.iter()
@@ -448,6 +459,7 @@ impl CoScheduler {
                 .iter()
                 .all(|(_, taken_cpu)| taken_cpu.0 != *cpu)
         });
+
         let newcomers = chosen_tasks.iter().filter(|task| {
             staying_tasks
                 .iter()
@@ -481,6 +493,7 @@ impl CoScheduler {
                 .collect(),
             slices: RUNNING_SET_TURNS,
         };
+
         let waiting_groups = waiting_tasks.chunks(cpus.count().max(1) as usize);
         let waiting_gangs = waiting_groups.map(|tasks| Gang {
             members: tasks.iter().map(|&task| (task, None)).collect(),
@@ -515,6 +528,7 @@ impl CoScheduler {
             let cpu = last_cpu(task)?;
             caches.iter().position(|cache| cache.cpus.contains(cpu.0))
         };
+
         // With one cache, every waiting task will run below it, wherever the task was observed.
         let cache_indices: Vec<Option<usize>> = tasks
             .iter()
@@ -526,6 +540,7 @@ impl CoScheduler {
                 }
             })
             .collect();
+
         let mut sample_totals = vec![(0.0, 0.0); caches.len()];
         for (task, domain_index) in tasks.iter().zip(&cache_indices) {
             if let Some(domain_index) = *domain_index {
@@ -576,6 +591,7 @@ fn add_replacement_reasons(
     let entering_tasks = chosen_tasks
         .iter()
         .filter(|task| !running_tasks.contains(task));
+
     for (&leaving_task, &entering_task) in leaving_tasks.zip(entering_tasks) {
         let staying_tasks: Vec<TaskId> = chosen_tasks
             .iter()

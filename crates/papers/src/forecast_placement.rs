@@ -49,6 +49,7 @@ pub fn place_by_forecast<E: From<PlacementError>>(
     if names.is_empty() || names.len() > shape.cpus() {
         return Ok(place(names, costs, costs, topology, seed)?);
     }
+
     let mut search = ForecastSearch::new(&seats_by_cache, topology, forecast);
     let pair_seating = solvers::best_assignment(&costs.cost, &shape).seating;
     let start = search.seats_of(&pair_seating, names.len());
@@ -60,6 +61,7 @@ pub fn place_by_forecast<E: From<PlacementError>>(
         true => search.solve_all(&mut Vec::new(), names.len(), &mut best)?,
         false => search.climb(&mut best)?,
     }
+
     let best_seats = best.1;
     let worst_by_pairs = search.seats_of(
         &solvers::worst_assignment(&costs.cost, &shape).seating,
@@ -172,6 +174,7 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
         let mut cores: Vec<Option<u32>> = cpus.iter().map(|&cpu| core_of(cpu)).collect();
         cores.sort_unstable();
         cores.dedup();
+
         let caches = seats_by_cache
             .iter()
             .enumerate()
@@ -263,6 +266,7 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
             self.improve(best, seats)?;
             return Ok(());
         }
+
         for seat in 0..self.cpus.len() {
             // Of interchangeable CPUs, the first free one stands for all.
             let is_first = (0..seat).all(|earlier_seat| {
@@ -274,6 +278,7 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
                 seats.pop();
             }
         }
+
         Ok(())
     }
 
@@ -336,6 +341,7 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
                 .map(|slowdowns| mean_slowdown(slowdowns))
         };
         let mean = known_mean(best_seats).unwrap_or(0.0);
+
         let neighbors = self.neighbors(best_seats);
         let explain_program = |program: usize| {
             let changes = neighbors.iter().filter_map(|(first, second, seats)| {
@@ -373,6 +379,7 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
         let companion = (0..best_seats.len())
             .filter(is_co_runner)
             .reduce(costlier_partner);
+
         let mut tasks = vec![TaskId(program as u32)];
         let mut placeholder_of = |mentioned: usize| {
             tasks.push(TaskId(mentioned as u32));
@@ -388,6 +395,7 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
             }
             None => "has a cache for itself".to_string(),
         };
+
         let (text, numbers) = match cheapest_change {
             None => (format!("{{0}} {placement_clause}"), Vec::new()),
             Some((added_slowdown, partner)) => {
@@ -400,6 +408,7 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
                     100.0 * added_slowdown,
                 )];
                 let added = 100.0 * added_slowdown;
+
                 (
                     format!(
                         "{{0}} {placement_clause}: {change_clause} would slow all programs by {added:+.1} points in the mean"
@@ -408,6 +417,7 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
                 )
             }
         };
+
         Reason::new(tasks, text, numbers)
     }
 }

@@ -62,6 +62,7 @@ pub(crate) fn refill_ns(profile: &Profile, cache: &Cache, view: &View<'_>) -> Op
         .predictor
         .miss_penalty_cycles()
         .filter(|cycles| *cycles > 0.0)?;
+
     let cache_points: Vec<(u64, f64)> = curve
         .iter()
         .map(|(bytes, rate)| (*bytes, rate.value))
@@ -145,6 +146,7 @@ pub(crate) fn quantum_ns(
     let Some(longest_refill_ns) = longest_refill_ns else {
         return Ok(None);
     };
+
     let max_ns = max_quantum_ns(gang_count, max_wait_ns);
     let break_even_ns = break_even_ns(tasks, max_slowdown);
     match break_even_ns {

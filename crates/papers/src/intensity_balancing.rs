@@ -130,6 +130,7 @@ impl IntensityBalancer {
         plan.affinity.retain(|task, _| {
             movable_tasks.binary_search(task).is_ok() || movable_tasks.contains(task)
         });
+
         let bins = cache_bins(view);
         let is_usable = |rate: &f64| rate.is_finite() && *rate >= 0.0;
         let rates: Vec<Option<f64>> = view
@@ -148,12 +149,14 @@ impl IntensityBalancer {
         if bins.is_empty() || !has_movable_rate {
             return Decision::new(plan, Vec::new());
         }
+
         let mean_rate = known_rates.iter().sum::<f64>() / known_rates.len() as f64;
         let weighed_tasks = self.weigh_tasks(view, &rates, mean_rate, &bins);
         let task_loads: Vec<TaskLoad> = weighed_tasks
             .iter()
             .map(|weighed_task| weighed_task.task_load)
             .collect();
+
         let capacities: Vec<CacheCapacity> = bins.iter().map(|domain| domain.capacity).collect();
         let bin_by_task = self.balance(&capacities, task_loads.clone());
         let mut reasons = Vec::new();
@@ -187,6 +190,7 @@ impl IntensityBalancer {
         if self.parameters.form == BalancingForm::Central {
             return balance_centrally(capacities, &task_loads, worth_moving);
         }
+
         for _ in 0..self.parameters.rounds_per_window {
             let bins = exchange(capacities, &task_loads, self.round, worth_moving);
             task_loads
@@ -195,6 +199,7 @@ impl IntensityBalancer {
                 .for_each(|(task_load, &bin)| task_load.current_bin = Some(bin));
             self.round += 1;
         }
+
         task_loads
             .into_iter()
             .map(|task_load| task_load.current_bin.unwrap_or(0))
@@ -209,6 +214,7 @@ impl IntensityBalancer {
         bins: &[CacheBin],
     ) -> Vec<WeighedTask> {
         let mut weighed_tasks = Vec::new();
+
         for (task, rate) in view
             .observation
             .tasks
@@ -231,6 +237,7 @@ impl IntensityBalancer {
             if !is_movable && bin.is_none() {
                 continue;
             }
+
             let priority_excess = task
                 .goal
                 .filter(|_| self.parameters.priorities)
@@ -251,6 +258,7 @@ impl IntensityBalancer {
                 is_movable,
             });
         }
+
         weighed_tasks
     }
 }
@@ -266,6 +274,7 @@ fn cache_bins(view: &View<'_>) -> Vec<CacheBin> {
     let Ok(cache_seats) = placement::cache_seats(view.topology, task_count) else {
         return Vec::new();
     };
+
     let build_bin = |seats: &placement::CacheSeats| {
         let cache = view
             .topology
@@ -288,6 +297,7 @@ fn cache_bins(view: &View<'_>) -> Vec<CacheBin> {
             capacity,
         })
     };
+
     cache_seats.iter().filter_map(build_bin).collect()
 }
 
@@ -314,6 +324,7 @@ fn placement_reason(
             .filter(|(_, bin)| **bin == target_bin);
         relative_to_mean(bin_tasks.map(|(task_load, _)| task_load.weight).sum())
     };
+
     let (bin, own_rate) = (bins[index], relative_to_mean(task_loads[index].weight));
     let co_runner_sum = (sum_of_bin(bin) - own_rate).max(0.0);
     let co_runners = format!("beside programs with {co_runner_sum:.1} times the mean miss rate");

@@ -42,6 +42,7 @@ impl StickyPlacement {
         if domains.is_empty() {
             return domains;
         }
+
         let mut task_counts = vec![0u32; domains.len()];
         let previous_cache = |task: TaskId| self.home_caches.get(&task).copied();
         let position_of_cache =
@@ -54,6 +55,7 @@ impl StickyPlacement {
             .iter()
             .flatten()
             .for_each(|&cache_position| task_counts[cache_position] += 1);
+
         // CPUs are counted only once, because a thousand new tasks each consider every cache.
         let cpu_counts: Vec<f64> = domains
             .iter()
@@ -70,6 +72,7 @@ impl StickyPlacement {
             task_counts[emptiest_domain] += 1;
             *cache_position = Some(emptiest_domain);
         }
+
         self.home_caches.clear();
         for (task, position) in view.movable_tasks().zip(cache_positions) {
             let Some(cache_position) = position else {

@@ -113,6 +113,7 @@ mod tests {
             (UpTo(10.0), &[0.0, 10.0], &[-1e-9, 10.1]),
             (PositiveShare, &[1e-9, 1.0], &[0.0, 1.1]),
         ];
+
         for (range, accepted, refused) in table {
             accepted.iter().for_each(|&value| {
                 assert!(range.check([("x", value)]).is_ok(), "{range:?} {value}")

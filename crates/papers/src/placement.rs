@@ -59,6 +59,7 @@ pub fn cache_seats(
     if online_cpus.is_empty() {
         return Err(PlacementError::NoCpus);
     }
+
     // Rank of a CPU within its core; the CPUs of rank 0 of all cores come first.
     let mut used_by_core: BTreeMap<u32, usize> = BTreeMap::new();
     let mut rank_in_core = |core: u32| {
@@ -73,6 +74,7 @@ pub fn cache_seats(
     if programs <= ranked_cpus.iter().filter(|(rank, _)| *rank == 0).count() {
         ranked_cpus.retain(|(rank, _)| *rank == 0);
     }
+
     ranked_cpus.sort_by_key(|(rank, cpu)| (*rank, cpu.id));
     let mut seats: Vec<CacheSeats> = Vec::new();
     let mut covered_cpus = CpuSet::default();
@@ -85,6 +87,7 @@ pub fn cache_seats(
             .filter(is_new_in_cache)
             .collect();
         covered_cpus.extend(cpus.iter().map(|cpu| cpu.0));
+
         if !cpus.is_empty() {
             seats.push(CacheSeats {
                 cache: Some(cache.id),
@@ -92,6 +95,7 @@ pub fn cache_seats(
             });
         }
     }
+
     for (_, cpu) in ranked_cpus
         .iter()
         .filter(|(_, cpu)| !covered_cpus.contains(cpu.id.0))
@@ -246,6 +250,7 @@ pub fn place(
     };
     let random_totals = solvers::random_totals(&evaluation_costs.cost, &shape, seed);
     let evaluated_costs = solution.seating.costs_by_program(&evaluation_costs.cost);
+
     Ok(Placement {
         programs: build_programs(
             &names,
@@ -337,6 +342,7 @@ pub(crate) fn build_programs(
             .collect::<Vec<String>>()
     };
     let mut placed_programs: Vec<(usize, PlacedProgram)> = Vec::new();
+
     for (cache, cpus) in seating.by_cache.iter().enumerate() {
         for (index, members) in cpus.iter().enumerate() {
             let mut co_runners: Vec<usize> = cpus
@@ -347,6 +353,7 @@ pub(crate) fn build_programs(
                 .copied()
                 .collect();
             co_runners.sort_unstable();
+
             for &program in members {
                 let cpu_sharers: Vec<usize> = members
                     .iter()
@@ -360,6 +367,7 @@ pub(crate) fn build_programs(
                     .filter(concerns_program)
                     .map(|reason| render(reason, names))
                     .collect();
+
                 let program_cost = placement_cost(costs[program], kind);
                 placed_programs.push((
                     program,
@@ -378,6 +386,7 @@ pub(crate) fn build_programs(
             }
         }
     }
+
     placed_programs.sort_by_key(|(program, _)| *program);
     placed_programs
         .into_iter()
@@ -402,6 +411,7 @@ pub(crate) fn build_caches(
                 .map(|&member| names[member].clone())
                 .collect()
         };
+
         PlacedCache {
             cache: cache_seats.cache,
             level: cache.map(|cache| cache.level),
@@ -414,6 +424,7 @@ pub(crate) fn build_caches(
                 .collect(),
         }
     };
+
     seats_by_cache
         .iter()
         .zip(&seating.by_cache)

@@ -28,6 +28,7 @@ pub fn explain_placement(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
             .copied()
             .filter(|&other| other != program)
             .collect();
+
         let co_runners: Vec<usize> = members_except(&seating.by_cache[cache], cpu);
         let members_elsewhere: Vec<usize> = (0..costs.len())
             .filter(|candidate| {
@@ -45,6 +46,7 @@ pub fn explain_placement(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
         reasons.push(neighborhood.explain_seating(seating));
         reasons.extend(neighborhood.explain_turns(&alternates));
     }
+
     reasons
 }
 
@@ -228,6 +230,7 @@ impl Neighborhood<'_> {
         let (added_cost, exchange_partner) = cheapest_exchange.unwrap_or((0.0, companion));
         let current_cost = self.describe(self.costs.cost[self.program][companion]);
         numbers.push(self.cost_number("cheapest_exchange_costs_all", added_cost));
+
         let scale = self
             .costs
             .cost

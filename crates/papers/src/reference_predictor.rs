@@ -56,6 +56,7 @@ impl Predictor for ReferencePredictor {
         let known_tasks: Vec<TaskId> = known_curves.keys().copied().collect();
         let co_residency = CoResidency::new(topology, &tasks, &known_tasks, plan);
         let mut forecast = Forecast::default();
+
         for &task in &tasks {
             let mut task_forecast = TaskForecast {
                 cpu_share: co_residency
@@ -112,6 +113,7 @@ impl ReferencePredictor {
             presence: 1.0,
             bytes_outside: 0.0,
         }];
+
         for (&co_runner, &meeting_share) in
             co_residency.meeting_shares.get(&task).into_iter().flatten()
         {
@@ -136,6 +138,7 @@ impl ReferencePredictor {
                 });
             }
         }
+
         let space = size as f64 * own_mask.fraction();
         let own_bytes = self.solve_occupancy(&competitors, space, size as f64);
         let misses = own_curve.misses_at(own_bytes);
@@ -160,6 +163,7 @@ impl ReferencePredictor {
             .fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), &b| {
                 (l.min(b), h.max(b))
             });
+
         let instr_per_cycle =
             |degradation: f64| 1.0 / (own_curve.solo_cycles_per_instr * (1.0 + degradation));
         task_forecast.misses_per_kilo_instr = Some(misses);
@@ -183,6 +187,7 @@ impl ReferencePredictor {
             return space;
         }
         let mut occupancies = vec![space / competitors.len() as f64; competitors.len()];
+
         for _ in 0..ITERATIONS {
             let line_rates: Vec<f64> = competitors
                 .iter()
@@ -205,6 +210,7 @@ impl ReferencePredictor {
                             .map(|(stalls_here, stalls_alone)| {
                                 (stalls_here - stalls_alone) / 1000.0
                             });
+
                         let stalls_by_misses = || {
                             (misses - task.misses_at(cache_bytes).value / 1000.0)
                                 * self.miss_penalty_cycles
@@ -215,14 +221,17 @@ impl ReferencePredictor {
                     },
                 )
                 .collect();
+
             let total_line_rate: f64 = line_rates.iter().sum();
             if total_line_rate <= 0.0 {
                 return space;
             }
+
             for (occupancy, line_rate) in occupancies.iter_mut().zip(&line_rates) {
                 *occupancy = 0.5 * *occupancy + 0.5 * space * line_rate / total_line_rate;
             }
         }
+
         occupancies[0]
     }
 }
@@ -293,6 +302,7 @@ fn curve_of_reuses(profile: &Profile, topology: &Topology) -> Option<Vec<(u64, E
         .rev()
         .find_map(|cache| cache.line_bytes)
         .unwrap_or(64);
+
     let sizes = (1..=64u64).map(|step| largest_cache_bytes * step / 64);
     let curve_point = |size: u64| {
         let ratio = model.miss_ratio(size / u64::from(line_bytes));
@@ -377,6 +387,7 @@ fn fill_mask(
     let Some(share) = plan.shares.iter().find(holds_task) else {
         return Some(FillMask(None));
     };
+
     match &share.units {
         Units::Ways { mask } => Some(FillMask(Some((mask.clone(), cache.ways?)))),
         Units::Colors { allowed, .. } => {
@@ -407,6 +418,7 @@ impl CoResidency {
         };
         let mut gang_shares: BTreeMap<TaskId, (usize, BTreeMap<usize, f64>)> = BTreeMap::new();
         let mut taken_cpus = CpuSet::default();
+
         for (schedule_index, schedule) in plan.gangs.iter().enumerate() {
             taken_cpus = taken_cpus.union(&schedule.cpus);
             let rotation_slices: f64 = schedule
@@ -414,6 +426,7 @@ impl CoResidency {
                 .iter()
                 .map(|gang| f64::from(gang.slices))
                 .sum();
+
             for (gang_index, gang) in schedule.gangs.iter().enumerate() {
                 let named_cpus: CpuSet = gang
                     .members
@@ -424,6 +437,7 @@ impl CoResidency {
                     .cpus
                     .iter()
                     .filter(|&cpu| !named_cpus.contains(cpu));
+
                 for &(task, cpu) in &gang.members {
                     let Some(cpu) = cpu.or_else(|| free_cpus.next().map(CpuId)) else {
                         continue;
@@ -439,6 +453,7 @@ impl CoResidency {
                 }
             }
         }
+
         co_residency.assign_free_tasks(topology, tasks, plan, &taken_cpus);
         co_residency.compute_meeting_shares(topology, tasks, known_tasks, &gang_shares);
         co_residency
@@ -477,6 +492,7 @@ impl CoResidency {
         free_tasks.sort_by_key(|(task, cpus)| (cpus.count(), *task));
         let mut cpu_loads: BTreeMap<u32, f64> = BTreeMap::new();
         let weight_of = |task: &TaskId| plan.weights.get(task).copied().unwrap_or(1.0);
+
         let last_level_caches: Vec<&Cache> = topology
             .caches
             .iter()
@@ -489,6 +505,7 @@ impl CoResidency {
         };
         let caches: BTreeMap<u32, Vec<usize>> =
             online.iter().map(|cpu| (cpu, caches_of(cpu))).collect();
+
         for (task, cpus) in &free_tasks {
             // Loads are summed once for each task; with a hundred CPUs on one cache, these sums otherwise took nine
             // tenths of a forecast.
@@ -523,6 +540,7 @@ impl CoResidency {
                 self.cpu_by_task.insert(*task, CpuId(cpu));
             }
         }
+
         for (task, _) in &free_tasks {
             if let Some(cpu) = self.cpu_by_task.get(task) {
                 self.cpu_share
@@ -542,6 +560,7 @@ impl CoResidency {
             let Some(cache) = self.cache_of(topology, task) else {
                 continue;
             };
+
             let mut shares = BTreeMap::new();
             for &other_task in tasks.iter().filter(|&&other| other != task) {
                 let (Some(own_cpu), Some(other_cpu)) = (
@@ -553,6 +572,7 @@ impl CoResidency {
                 if !cache.cpus.contains(other_cpu.0) {
                     continue;
                 }
+
                 let meeting_share = match (gang_shares.get(&task), gang_shares.get(&other_task)) {
                     (Some((a, own_gangs)), Some((b, other_gangs))) if a == b => {
                         let common_slices: f64 = own_gangs
@@ -590,6 +610,7 @@ fn miss_ratios(
     forecast: &Forecast,
 ) -> BTreeMap<CacheId, Estimate> {
     let mut ratios = BTreeMap::new();
+
     for cache in topology.last_level_caches() {
         let runs_on_cache = |task: &&TaskId| {
             co_residency

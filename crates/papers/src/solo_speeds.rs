@@ -55,6 +55,7 @@ impl SoloSpeeds {
                         .find(|(task_metric, _)| task_metric == metric)?;
                     Some(solo_rate * ran_ns as f64 / 1e9 / count - 1.0)
                 });
+
         let solo_instr_per_cycle = profile.rates.solo_instr_per_cycle.map(|solo| solo.value);
         slowdown_by_work.or_else(|| {
             solo_instr_per_cycle
@@ -87,6 +88,7 @@ pub fn promise_slack(
         let mean = slowdowns.iter().sum::<f64>() / slowdowns.len() as f64;
         return mean.is_finite().then(|| 1.0 - mean / limit.max(MIN_LIMIT));
     }
+
     let min_rate = goal.min_rate?;
     let rate = ServiceRate::measure(view.observation, &cache_process.tasks)?.rate_per_s;
     Some(rate / min_rate - 1.0)

@@ -57,6 +57,7 @@ pub fn metrics_of(
     let ran_ns = task.ran_ns();
     let demanded_ns = ran_ns.saturating_add(task.run_queue_wait_ns.unwrap_or(0));
     let wants_cpu = demanded_ns as f64 >= MIN_CPU_DEMAND * elapsed_ns as f64 && elapsed_ns > 0;
+
     WorkMetric::BEST_FIRST
         .into_iter()
         .filter_map(move |metric| {

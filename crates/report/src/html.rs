@@ -48,6 +48,7 @@ impl CostTable {
             .flatten()
             .copied()
             .fold(0.0, f64::max);
+
         HeatMap {
             rows: self.names.clone(),
             columns: self.names.clone(),
@@ -105,17 +106,20 @@ impl StudyPage {
         if self.programs.is_empty() {
             return html! {};
         }
+
         html! {
             h2 { "The programs" }
             p.soft {
                 "Turtles hardly use the shared cache, sheep use it but do not mind losing it, rabbits mind, devils miss much "
                 "and hurt the others."
             }
+
             (scroll_box("The programs", &html! { table {
                 thead { tr {
                     th { "program" } th.l { "class" } th { "MPKI alone" } th { "accesses per 1000 instr." }
                     th { "on half the cache" } th { "hits lost with half" } th { "instructions" }
                 } }
+
                 tbody { @for program in &self.programs { tr {
                     td { (program.name) }
                     td.l { @if let Some(class) = &program.class { span.tag.(class.to_lowercase()) { (class) } } @else { "–" } }
@@ -132,6 +136,7 @@ impl StudyPage {
     /// Misses per thousand instructions if `uses_mpki` is set, otherwise miss ratios in percent.
     fn program_series(&self, index: usize, uses_mpki: bool) -> Series {
         let name = &self.programs[index].name;
+
         let points = self.curves[index].iter().filter_map(|point| {
             let scale = if uses_mpki {
                 point.mpki.filter(|_| point.miss_ratio > 0.0)? / point.miss_ratio
@@ -143,12 +148,14 @@ impl StudyPage {
             } else {
                 point.miss_ratio * 100.0
             };
+
             let interval = point.miss_ratio_error.map(|error| {
                 (
                     (point.miss_ratio - error).max(0.0) * scale,
                     (point.miss_ratio + error) * scale,
                 )
             });
+
             let unit = if uses_mpki { "MPKI" } else { "% misses" };
             let title = Some(format!(
                 "{name}: {} {unit} with {}",
@@ -162,6 +169,7 @@ impl StudyPage {
                 title,
             })
         });
+
         Series {
             name: name.clone(),
             points: points.collect(),
@@ -177,6 +185,7 @@ impl StudyPage {
         if drawn_indices.is_empty() {
             return html! {};
         }
+
         let has_mpki = drawn_indices
             .iter()
             .all(|&index| self.curves[index].iter().all(|point| point.mpki.is_some()));
@@ -189,6 +198,7 @@ impl StudyPage {
             .iter()
             .map(|&at| self.program_series(at, has_mpki))
             .collect();
+
         let cache_bytes = self.cache.size_bytes as f64;
         let size_mark = || crate::figure::ReferenceLine::X {
             label: format!(
@@ -206,6 +216,7 @@ impl StudyPage {
             size: Some((860.0, 400.0)),
             ..Chart::default()
         };
+
         let single_chart = |single: Series| Chart {
             title: single.name.clone(),
             x: Axis::bytes(""),
@@ -217,6 +228,7 @@ impl StudyPage {
             size: Some((320.0, 190.0)),
             ..Chart::default()
         };
+
         html! {
             h2 { "Miss-rate curves" }
             p.soft { "How often each program misses with a cache of the given size to itself. Rest the pointer on a point for its value." }
@@ -235,6 +247,7 @@ impl StudyPage {
             .iter()
             .filter_map(|p| Some((p.name.as_str(), p.command.as_deref()?)))
             .collect();
+
         html! {
             h2 { "How it was measured" }
             dl.how {
@@ -270,10 +283,12 @@ fn spread_axis(label: &str, series: &[Series]) -> Axis {
     let Some(median_peak) = median(&peaks) else {
         return Axis::linear(label);
     };
+
     let highest_peak = peaks.iter().copied().fold(0.0, f64::max);
     if highest_peak <= 8.0 * median_peak || median_peak <= 0.0 {
         return Axis::linear(label);
     }
+
     let shown_values = series
         .iter()
         .flat_map(|single| &single.points)
@@ -328,6 +343,7 @@ fn plan_section(plan: &PlanResult) -> Markup {
     let programs = || plan.caches.iter().flat_map(|cache| &cache.programs);
     let slowdowns: Vec<f64> = programs().filter_map(|program| program.slowdown).collect();
     let bar = |value: Option<f64>| cost_bar(value, &slowdowns, 3.0, &plan.unit);
+
     html! {
         h2 { "The plan" }
         p.soft {

@@ -400,6 +400,7 @@ impl TopologyResult {
             line_bytes: cache.line_bytes,
             last_level: cache.last_level,
         });
+
         TopologyResult {
             source: source.to_string(),
             cpus: cpus.collect(),
@@ -447,6 +448,7 @@ mod tests {
             bursts: None,
             parts: vec![],
         };
+
         let want = expect_test::expect![[
             r#"{"file":"t.u64","line_bytes":64,"accesses":4,"program_accesses":null,"instructions":null,"cold":1,"curve":[{"bytes":65536,"miss_ratio":0.25,"mpki":null,"miss_ratio_error":null}],"sampled":null,"bursts":null,"parts":[]}"#
         ]];

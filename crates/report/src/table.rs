@@ -78,6 +78,7 @@ impl Table {
                 .unwrap_or(0)
         };
         let widths: Vec<usize> = (0..self.header.len()).map(width_of).collect();
+
         let mut text = String::new();
         for line in lines() {
             let cells = line.iter().zip(&widths).zip(&self.header);

@@ -269,6 +269,7 @@ mod tests {
             (1448 << 10, "1448K"),
             (999 * 1024 + 128, "999.125K"),
         ];
+
         for (bytes, want) in cases {
             assert_eq!(format_size(bytes), want, "{bytes}");
         }
@@ -314,6 +315,7 @@ mod tests {
                 r"a\u{202e}b\u{2066}c\u{200b}\u{9b}",
             ),
         ];
+
         for (text, shown) in cases {
             let once = EscapedText::for_output(text);
             assert_eq!(once.as_str(), shown);

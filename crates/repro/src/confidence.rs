@@ -41,6 +41,7 @@ impl FindingConfidence {
         if count < MIN_SEEDS || values.iter().any(|value| !value.is_finite()) {
             return None;
         }
+
         let (mean, spread) = (mean(values), standard_deviation(values));
         let half_width = interval_half_width(spread, count);
         let is_within = |bound: &f64| mean - half_width < *bound && *bound < mean + half_width;

@@ -40,6 +40,7 @@ impl CoRunBench {
             mut options,
             ..
         } = Workload::from_machine_name(machine, Vec::new(), seed)?;
+
         // Programs start resident, as if they had run for minutes. In runs of milliseconds, first touches would
         // otherwise take up to half of the solo time, and hide the cost of a co-runner.
         options.is_resident = true;

@@ -163,6 +163,7 @@ fn co_runner_places(topology: &Topology) -> Result<(CpuId, Vec<(CoRunnerPlace, O
             .find(|described| described.id == cpu)
             .map(|cpu| cpu.package)
     };
+
     let shared_index = caches.iter().position(|cpus| cpus.len() > 1);
     let cache_index = shared_index
         .ok_or_else(|| failed("machine")("no last-level cache that two cores share"))?;
@@ -177,6 +178,7 @@ fn co_runner_places(topology: &Topology) -> Result<(CpuId, Vec<(CoRunnerPlace, O
             .into_iter()
             .find(|&cpu| (package_of(cpu) == package_of(own_cpu)) == same_package)
     };
+
     let mut placements = vec![(CoRunnerPlace::None, None)];
     placements
         .extend(cpu_on_other_cache(false).map(|cpu| (CoRunnerPlace::OtherPackage, Some(cpu))));
@@ -205,6 +207,7 @@ fn decompose_runs(
     };
     let total_slowdown = slowdown_beside(CoRunnerPlace::SameCache, true).unwrap_or(f64::NAN);
     let same_cache_slowdown = slowdown_beside(CoRunnerPlace::SameCache, false).unwrap_or(f64::NAN);
+
     let slowdown_steps = (
         slowdown_beside(CoRunnerPlace::OtherPackage, false),
         slowdown_beside(CoRunnerPlace::OtherCache, false),
@@ -294,6 +297,7 @@ mod tests {
             .iter()
             .map(|p| (p.cause.as_str(), p.slowdown_percent.round() as i64))
             .collect();
+
         assert_eq!(
             parts,
             [
@@ -342,6 +346,7 @@ mod tests {
             .map(|part| part.slowdown_percent.round() as i64)
             .collect();
         assert_eq!(parts, [0, 50, -30]);
+
         assert!(
             decomposition
                 .parts

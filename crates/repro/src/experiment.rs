@@ -87,6 +87,7 @@ impl ResultTarget {
         let Some(value) = measured_value.filter(|value| value.is_finite()) else {
             return Some(ResultVerdict::Missed);
         };
+
         let (is_met, is_exceeded) = match *self {
             ResultTarget::AtLeast { target, paper_best } => {
                 (value >= target, paper_best.is_some_and(|best| value > best))
@@ -346,6 +347,7 @@ impl Finding {
             .filter(|_| values.len() > 1)
             .map(|_| standard_deviation(&values));
         let standard_error = spread.map(|spread| spread / (values.len() as f64).sqrt());
+
         Finding {
             id: id.to_string(),
             title: title.to_string(),
@@ -609,6 +611,7 @@ impl Findings {
             ResultVerdict::Exceeded,
             ResultVerdict::Missed,
         ];
+
         let count_of_verdict = |verdict| {
             all_verdicts
                 .iter()

@@ -44,6 +44,7 @@ fn findings_table(findings: &Findings) -> Markup {
 
 fn finding_section(index: usize, finding: &Finding) -> Markup {
     let seeds: Vec<String> = finding.seeds.iter().map(u64::to_string).collect();
+
     html! {
         section {
             h2 id={ "f" (index) } { (finding.id) ": " (finding.title) }
@@ -52,6 +53,7 @@ fn finding_section(index: usize, finding: &Finding) -> Markup {
             @for figure in &finding.figures {
                 (figure.inline)
             }
+
             @if !finding.points.is_empty() {
                 details {
                     summary { (finding.points.len()) " points" }
@@ -68,6 +70,7 @@ fn finding_section(index: usize, finding: &Finding) -> Markup {
                     }
                 }
             }
+
             p.soft { "Seeds " (seeds.join(", ")) "; time scale 1/" (finding.time_scale) "." }
         }
     }
@@ -126,6 +129,7 @@ mod tests {
             sample_finding(9.0, ResultTarget::Shown),
         ];
         let html = index_html(&Findings { results }, "cachemate repro X-1");
+
         for part in [
             ">2 met<",
             ">1 better than the paper<",

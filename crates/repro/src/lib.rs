@@ -101,6 +101,7 @@ pub fn select_experiments(ids: &[String]) -> Result<Vec<Experiment>, TraceError>
             known_ids.push(id);
         }
     }
+
     let requested_ids: Vec<String> = ids.iter().map(|id| id.to_ascii_uppercase()).collect();
     if let Some(unknown) = requested_ids
         .iter()
@@ -112,6 +113,7 @@ pub fn select_experiments(ids: &[String]) -> Result<Vec<Experiment>, TraceError>
             known_ids.iter().map(|id| id.to_string()),
         ));
     }
+
     let is_requested = |experiment: &Experiment| {
         let is_selected_by_all =
             requested_ids.iter().any(|id| id == "ALL") && !experiment.is_from_no_paper();

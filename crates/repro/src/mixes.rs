@@ -132,6 +132,7 @@ pub fn score_random_mixes(
         .iter()
         .map(Vec::len)
         .sum();
+
     let mut generator = SplitMix64::new(seed);
     let mut mixes = Vec::new();
     for mix_index in 0..mix_options.mix_count {
@@ -179,6 +180,7 @@ fn draw_mix(
             candidates.len()
         )));
     }
+
     generator.shuffle(&mut candidates);
     candidates.truncate(cores);
     Ok(candidates)
@@ -200,6 +202,7 @@ fn score_mix(
     })?;
     let names: Vec<&str> = POLICIES.entries().iter().map(|entry| entry.name).collect();
     let work_ranges = bench.solo_work(jobs)?;
+
     let run_under_policy = |name: &str| -> Result<Vec<ProgramRates>> {
         let workload = bench.build_workload(bench.options.clone(), jobs.to_vec());
         let needs_matrix = name == "best-by-matrix" || name == "worst-by-matrix";
@@ -208,6 +211,7 @@ fn score_mix(
         } else {
             String::new()
         };
+
         let machine = workload.build_machine()?;
         let standard_pipeline = StandardPipeline {
             policy: PolicyConfig {
@@ -230,6 +234,7 @@ fn score_mix(
         });
         Ok(steered::run_together_under(&workload, &work_ranges, config)?.rates)
     };
+
     let runs_by_policy = context.run_all(&names, |&name| match run_under_policy(name) {
         Err(ReproError::Interrupted) => Err(ReproError::Interrupted),
         outcome => Ok(outcome.map_err(|error| error.to_string())),
@@ -343,6 +348,7 @@ fn mean_of_policy(name: &str, mixes: &[RandomMix]) -> Option<PolicyScore> {
         .collect();
     let mean_over_scores =
         |value: fn(&PolicyScore) -> f64| mean(scores.iter().map(|score| value(score)));
+
     (!scores.is_empty()).then(|| PolicyScore {
         policy: name.to_string(),
         throughput_gain_percent: mean_over_scores(|s| s.throughput_gain_percent),
@@ -374,12 +380,14 @@ mod tests {
         };
         assert_eq!(draw_names(1), draw_names(1));
         assert_ne!(draw_names(1), draw_names(2));
+
         for mix in draw_names(1) {
             let mut sorted = mix.clone();
             sorted.sort();
             sorted.dedup();
             assert_eq!(sorted.len(), 8, "{mix:?}");
         }
+
         assert!(
             draw_names(1)
                 .iter()
@@ -397,6 +405,7 @@ mod tests {
             worst_slowdown: 4.0,
             mean_degradation: 1.0,
         };
+
         let gain = Comparison {
             throughput_gain: 0.1,
             mix_gain: 0.1,

@@ -70,6 +70,7 @@ pub fn count_instructions_in(
     };
     let results = workload.unmanaged_run()?;
     let executed_instr = results.tasks.first().map_or(0, |task| task.instructions);
+
     if executed_instr == 0 {
         Err(failed(&job.name)("it ran no instruction alone"))
     } else {
@@ -109,6 +110,7 @@ fn profiled_sizes(cache: &CacheSpec, private_bytes: u64) -> Vec<ProfiledSize> {
             set_divisor: 1,
         })
         .collect();
+
     let halved_sets = (1..=cache.sets_per_slice().ilog2()).map(|halvings| 1u64 << halvings);
     let few_sets = halved_sets
         .filter(|divisor| cache.sets_per_slice().is_multiple_of(*divisor))
@@ -151,6 +153,7 @@ pub fn measure_profile(
         .iter()
         .map(|&size| run_with_size(size, true))
         .collect::<Result<_, _>>()?;
+
     // Prefetchers are also disabled at the smallest sizes, a quarter and the whole cache.
     let is_unprefetched = |index: usize| {
         let is_quarter =
@@ -170,6 +173,7 @@ pub fn measure_profile(
         return Err(failed(&job.name)("it ended before its profile did"));
     }
     let bytes_at = |index: usize| sizes[index].bytes(last_level) as f64;
+
     let measured_point = |phase: usize, size_index: usize| {
         let upper = unprefetched_sums.partition_point(|&(index, _)| index < size_index);
         let unprefetched_point = unprefetched_sums
@@ -194,6 +198,7 @@ pub fn measure_profile(
             unprefetched_point,
         )
     };
+
     let build_phase = |phase_index: usize| {
         let full_size_sums = &prefetched_sums[prefetched_sums.len() - 1][phase_index];
         let per_instr =
@@ -214,6 +219,7 @@ pub fn measure_profile(
             half_private_extra_cycles_per_instr: 0.0,
         }
     };
+
     Ok(PhasedProgram {
         name: job.name.clone(),
         phases: (0..phase_count).map(build_phase).collect(),
@@ -252,6 +258,7 @@ fn size_point(
 ) -> SizePoint {
     let per_instr = |sums: &RunningSums, sum_index: usize| sums.sums[sum_index] / sums.instructions;
     let demand_misses = per_instr(prefetched_sums, MISSES).min(per_instr(prefetched_sums, READ));
+
     SizePoint {
         size_bytes,
         cycles_per_instr: per_instr(prefetched_sums, CYCLES),
@@ -304,6 +311,7 @@ fn measure_cumulative_counts(
     };
     let recordings = recordings_of(&workload);
     let source_digest = sources_of(module_path!(), &recordings);
+
     let label = format!("books of {} on {}", job.name, machine.name);
     let inputs = (&workload, lengths, recordings);
     let name = RunName::new("books", label, source_digest, &inputs)?;
@@ -325,6 +333,7 @@ fn run_and_sample_counts(
     sim_machine.set_first_window(WindowLength::Cycles {
         cycles: nominal_window_cycles,
     });
+
     let line_bytes = machine
         .last_level_cache()
         .map_or(64, |cache| cache.line_bytes);
@@ -359,6 +368,7 @@ fn running_sums(
     if let Some(level) = level_counts(last_level) {
         (sums[REFERENCES], sums[MISSES]) = (level.references as f64, level.misses as f64);
     }
+
     if let Some(level) = level_counts(Some(CacheLevel::L1Data)) {
         (sums[L1_REFERENCES], sums[L1_MISSES]) = (level.references as f64, level.misses as f64);
     }
@@ -374,6 +384,7 @@ fn divide_into_stretches(readings: &[RunningSums], lengths: ProfilingLengths) ->
     let mut sums_by_stretch = Vec::new();
     let (mut reading_index, mut stretch_start) = (1, RunningSums::default());
     let mut stretch_end_instr = lengths.phase_instr as f64;
+
     while reading_index < readings.len() {
         let (earlier_reading, later_reading) =
             (&readings[reading_index - 1], &readings[reading_index]);
@@ -383,6 +394,7 @@ fn divide_into_stretches(readings: &[RunningSums], lengths: ProfilingLengths) ->
             reading_index += 1;
             continue;
         }
+
         let share = (stretch_end_instr - earlier_reading.instructions)
             / (later_reading.instructions - earlier_reading.instructions);
         let mut sums_at_end = RunningSums {
@@ -396,6 +408,7 @@ fn divide_into_stretches(readings: &[RunningSums], lengths: ProfilingLengths) ->
         {
             *sum = low + share * (high - low);
         }
+
         let mut difference = RunningSums {
             instructions: stretch_end_instr - stretch_start.instructions,
             ..RunningSums::default()
@@ -407,10 +420,12 @@ fn divide_into_stretches(readings: &[RunningSums], lengths: ProfilingLengths) ->
         {
             *sum = end_sum - earlier;
         }
+
         sums_by_stretch.push(difference);
         stretch_start = sums_at_end;
         stretch_end_instr += lengths.phase_instr as f64;
     }
+
     sums_by_stretch
 }
 
@@ -434,6 +449,7 @@ mod tests {
             sample_sums(150.0, 300.0),
             sample_sums(350.0, 400.0),
         ];
+
         let lengths = ProfilingLengths {
             until_instr: 350,
             phase_instr: 100,
@@ -486,6 +502,7 @@ mod tests {
             ways: 10,
             set_divisor: 128,
         };
+
         let lengths = ProfilingLengths {
             until_instr: 400_000,
             phase_instr: 200_000,
@@ -495,6 +512,7 @@ mod tests {
             is_resident: true,
             ..SimOptions::default()
         };
+
         for name in ["art", "swim"] {
             let job = WorkloadJob::new(name, 1);
             let profile = measure_profile(&job, &machine, &options, lengths).unwrap();

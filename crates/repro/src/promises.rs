@@ -125,6 +125,7 @@ fn draw_mixes(
     let spec = load_promise_machine(machine)?;
     let drawable_families = [MixFamily::Contention, MixFamily::Space, MixFamily::Null];
     let mut promise_mixes = Vec::new();
+
     for index in 0..u64::from(count) {
         let seed = seed.wrapping_mul(1_000_003).wrapping_add(index);
         let mut generator = SplitMix64::new(seed ^ 0x970);
@@ -136,6 +137,7 @@ fn draw_mixes(
         else {
             continue;
         };
+
         let mut job_order: Vec<usize> = (0..jobs.len()).collect();
         generator.shuffle(&mut job_order);
         let promise_count = 1 + generator.draw_below(3) as usize;
@@ -149,12 +151,14 @@ fn draw_mixes(
                 ..Goal::default()
             });
         }
+
         promise_mixes.push(PromiseMix {
             machine,
             seed,
             jobs,
         });
     }
+
     Ok(promise_mixes)
 }
 
@@ -242,6 +246,7 @@ fn run_under(mix: &PromiseMix, policy: &str, length_ns: u64) -> Result<PromiseRu
     let mut report_counts = ReportCounts::default();
     let mut worst_false_report: Option<(f64, String)> = None;
     let mut window_outcomes: Vec<(f64, bool, f64)> = Vec::new();
+
     policy_pipeline
         .run(machine, |machine, record| {
             let mut speeds = Vec::new();
@@ -419,6 +424,7 @@ fn promise_findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
         .iter()
         .map(|outcome| outcome.reports)
         .fold(ReportCounts::default(), ReportCounts::sum_with);
+
     let promise_finding = |name: &str, value: f64| Finding::declared(name, &[(seed, value)]);
     let work_shares: Vec<f64> = kept_outcomes
         .iter()
@@ -432,6 +438,7 @@ fn promise_findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
         .iter()
         .filter_map(|outcome| outcome.converged_s)
         .collect();
+
     let point = |outcome: &MixOutcome| {
         let series = if outcome.feasible {
             "feasible"
@@ -444,6 +451,7 @@ fn promise_findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
             [100.0 * outcome.kept_share],
         )
     };
+
     let mut findings = vec![
         promise_finding(
             "promises-1-kept-mixes",
@@ -485,6 +493,7 @@ fn promise_findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
             percent_of(report_counts.unknown, report_counts.all),
         ),
     ];
+
     findings.extend((0..RIVALS.len()).map(|rival| rival_finding(seed, &feasible_outcomes, rival)));
     findings
 }
@@ -507,6 +516,7 @@ mod tests {
         ] {
             counts.count_report(state, slowdown, 0.05);
         }
+
         let expected = ReportCounts {
             all: 6,
             unknown: 1,

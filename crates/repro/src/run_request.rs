@@ -171,6 +171,7 @@ pub fn rerun_and_compare(entry: &StoredEntry) -> Result<Option<bool>> {
     if name.sources != entry.sources || name.inputs != entry.inputs {
         return Ok(None);
     }
+
     let encoded_result = match &inputs.request {
         RunRequest::Unmanaged(workload) => encode_result(&name.label, &run_unmanaged(workload)?)?,
         RunRequest::Alone(workload) => encode_result(&name.label, &work::measure_solo(workload)?)?,

@@ -32,6 +32,7 @@ impl ExperimentContext<'_> {
             .map(|&(case, seed)| inputs(case, seed))
             .collect();
         let results = self.run_all_stored(&inputs, run)?;
+
         Ok(SeededRuns {
             runs: items.into_iter().zip(results).collect(),
             seeds: self.seeds.clone(),
@@ -176,6 +177,7 @@ mod tests {
             seeds: vec![1, 2],
             ..quick_context()
         };
+
         let run_all = || -> Vec<usize> {
             let mut numbers = Vec::new();
             for context in [&quick, &full] {

@@ -42,6 +42,7 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
     let [source] = threads.as_mut_slice() else {
         return Err(failed(&job.name)("it has several threads, expected one"));
     };
+
     let last_level = machine
         .last_level_cache()
         .ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
@@ -60,6 +61,7 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
         Default::default();
     let (mut access_count, mut instructions) = (0u64, 0u64);
     let mut counts_after_warm_up = None;
+
     while access_count < 2 * accesses {
         batch.clear();
         if source.next_batch(&mut batch) == BatchEnd::Exit {

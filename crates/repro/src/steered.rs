@@ -57,6 +57,7 @@ pub fn run_together(
         decisions.push(record.decision);
         true
     });
+
     work::summarize_run(
         workload,
         work,

@@ -149,6 +149,7 @@ pub(crate) fn summarize_run(
         rates_over_work(samples, task, work)
             .ok_or_else(|| failed(&workload.jobs[task].name)("it never ran"))
     };
+
     Ok(WorkRun {
         rates: work_ranges
             .iter()
@@ -172,6 +173,7 @@ fn rates_over_work(
     if let Some((begin, end)) = start_point.zip(progress_at_instr(work.to_instr)) {
         return rates_between(&begin, &end, true);
     }
+
     let last_sample = samples.last().filter(|step| task < step.tasks.len())?;
     let end_point = point_of_progress(last_sample, &last_sample.tasks[task]);
     let zero_point = ProgressPoint {
@@ -197,6 +199,7 @@ fn build_machine_ending_at(
     {
         return Err(failed(&workload.machine.name)("no data cache to share"));
     }
+
     let run_limit = Some(RunLimit::Cycles(end_cycle));
     let mut machine = workload.build_machine_with(SimOptions {
         warm_up: None,
@@ -243,6 +246,7 @@ fn find_progress(
             value_of(&point_of_progress(step, &step.tasks[task]))
         })
     };
+
     Some(ProgressPoint {
         cycle: interpolate(|point| point.cycle)?,
         instructions: interpolate(|point| point.instructions)?,
@@ -314,6 +318,7 @@ mod tests {
                 data_stall_cycles: 0.5 * cycle as f64,
             }],
         };
+
         let samples = [
             sample_step(0, 0),
             sample_step(100, 50),
@@ -343,6 +348,7 @@ mod tests {
             cycle,
             tasks: vec![task(done), task(0)],
         };
+
         let samples = [
             sample_step(0, 0),
             sample_step(100, 100),

@@ -142,6 +142,7 @@ impl WorkloadJob {
             }
             Some(path) => vec![recordings::open_source(&self.name, path, seed)?],
         };
+
         let advance_to_start = |source| advance_source(source, self.under_way_instructions);
         let sources: Vec<Box<dyn AccessSource>> =
             sources.into_iter().map(advance_to_start).collect();
@@ -271,6 +272,7 @@ mod tests {
             batch
         };
         let (from_start, later) = (stream_of(0), stream_of(5_000));
+
         let mut passed_instr = 0;
         let of_start = |access: &Access| {
             passed_instr += access.instructions();

@@ -68,6 +68,7 @@ fn entries_are_whole_or_missing_after_writers_are_killed() {
             writer.kill().unwrap();
             writer.wait().unwrap();
         });
+
         for file in dir.files().unwrap() {
             let stored = dir
                 .read(&file)
@@ -79,6 +80,7 @@ fn entries_are_whole_or_missing_after_writers_are_killed() {
             intact_entries += 1;
         }
     }
+
     assert!(intact_entries > 0, "the writers never came to write");
     (0..ENTRIES).for_each(|number| dir.store_entry(&entry(number)).unwrap());
     let is_hit = |number: u64| {

@@ -66,6 +66,7 @@ pub fn build_jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<Inter
     let mut jobs = Vec::new();
     let entry_generator =
         |index: usize| SplitMix64::new(scenario.seed.wrapping_add((index as u64 + 1) << 32));
+
     for (index, (given, program)) in scenario
         .programs
         .iter()
@@ -92,6 +93,7 @@ pub fn build_jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<Inter
             });
         }
     }
+
     let mixes = scenario.interval.iter().flat_map(|table| &table.mixes);
     for (index, (mix, programs)) in mixes.zip(&programs.mix_programs).enumerate() {
         let mut mix_random = entry_generator(scenario.programs.len() + index);
@@ -102,6 +104,7 @@ pub fn build_jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<Inter
                 start_ns =
                     start_ns.saturating_add(draw_gap_ns(mix.interarrival_ns, &mut mix_random));
             }
+
             let program = &programs[draw_by_weight(&weights, &mut mix_random)];
             jobs.push(IntervalJob {
                 instructions: mix
@@ -257,6 +260,7 @@ mod tests {
         };
         let (slowdowns, online, results) = run_scenario();
         assert_eq!(slowdowns.len(), 3);
+
         assert!(
             slowdowns[0] > 1.02 && slowdowns[2] < 1.01,
             "alone in its cache from the second on: {slowdowns:?}"

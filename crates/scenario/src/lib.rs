@@ -99,6 +99,7 @@ pub fn build(scenario: &Scenario, spec: &MachineSpec) -> Result<SimMachine, Scen
     if scenario.simulator == SimModel::Interval {
         return Err(ScenarioError::Interval);
     }
+
     let scheduler = match scenario.scheduler.name.as_str() {
         "default" | "linux" => SchedulerKind::Linux,
         "solaris" => SchedulerKind::Solaris,
@@ -111,6 +112,7 @@ pub fn build(scenario: &Scenario, spec: &MachineSpec) -> Result<SimMachine, Scen
         .clone()
         .try_into()
         .map_err(ScenarioError::SchedulerParameters)?;
+
     let defaults = SimOptions::default();
     let options = SimOptions {
         seed: scenario.seed,
@@ -124,6 +126,7 @@ pub fn build(scenario: &Scenario, spec: &MachineSpec) -> Result<SimMachine, Scen
         ends: Some(scenario.length),
         ..defaults
     };
+
     let mut programs = Vec::new();
     for (index, program) in scenario.programs.iter().enumerate() {
         for _ in 0..program.count {
@@ -149,6 +152,7 @@ fn build_program(program: &ScenarioProgram, seed: u64) -> Result<SimProgram, Str
         .try_into()
         .map_err(|error: toml::de::Error| format!("parameters: {error}"))?;
     options.threads = program.threads.or(options.threads);
+
     let thread_builder: ThreadBuilder = if let Some(path) = recording_of_program(&program.program)?
     {
         let trace_error_message = |error: TraceError| error.to_string();
@@ -170,6 +174,7 @@ fn build_program(program: &ScenarioProgram, seed: u64) -> Result<SimProgram, Str
                 .unwrap_or_default()
         })
     };
+
     Ok(SimProgram {
         start_ns: program.start_ns,
         restarts: program.restart,
@@ -255,6 +260,7 @@ mod tests {
                 "programs[0]: parameters: ",
             ),
         ];
+
         for (lines, expected) in cases {
             let (scenario, spec) = parse_fixture(lines);
             let message = build(&scenario, &spec).err().expect(lines).to_string();

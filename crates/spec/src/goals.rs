@@ -25,6 +25,7 @@ pub(crate) fn max_slowdown<'de, D: Deserializer<'de>>(
             &EXPECTED_LIMIT,
         ))
     };
+
     match written_limit {
         None => Ok(None),
         Some(WrittenLimit::Share(share)) if (0.0..1.0).contains(&share) => Ok(Some(share)),

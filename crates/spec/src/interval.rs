@@ -124,6 +124,7 @@ impl IntervalSpec {
                 "1 or more",
             ));
         }
+
         let counters = &self.counters;
         let bounded_shares = [
             ("noise", counters.noise, 1.0),
@@ -137,6 +138,7 @@ impl IntervalSpec {
                 return Err(located.error_at(&field, share.to_string(), format!("0 to {max}")));
             }
         }
+
         for (index, event) in self.events.iter().enumerate() {
             let located_error = |error: FieldError| {
                 let error = error.with_path_prefix(&format!("interval.events[{index}]"));
@@ -144,6 +146,7 @@ impl IntervalSpec {
             };
             event.check(machine).map_err(located_error)?;
         }
+
         self.mixes
             .iter()
             .enumerate()
@@ -161,6 +164,7 @@ impl MixSpec {
                 expected,
             ));
         }
+
         if self.programs.is_empty() {
             return Err(located.error_at(
                 &format!("{field_path}.programs"),
@@ -168,6 +172,7 @@ impl MixSpec {
                 "one program or more",
             ));
         }
+
         for (program_index, weighted_program) in self.programs.iter().enumerate() {
             if !(weighted_program.weight.is_finite() && weighted_program.weight > 0.0) {
                 let field = format!("{field_path}.programs[{program_index}].weight");
@@ -178,12 +183,14 @@ impl MixSpec {
                 ));
             }
         }
+
         check_distribution(
             self.interarrival_ns,
             &format!("{field_path}.interarrival_ns"),
             0.0,
             located,
         )?;
+
         check_distribution(
             self.instructions,
             &format!("{field_path}.instructions"),
@@ -215,6 +222,7 @@ pub(crate) fn check_distribution(
             (format!("{median}, {sigma}"), fits)
         }
     };
+
     let expected =
         format!("numbers of {min} or more, ascending; a deviation of the logarithm of 0 to 10");
     if is_valid {

@@ -91,6 +91,7 @@ impl<'a> Located<'a> {
             file: self.file.into(),
             ..error
         })?;
+
         let mut errors = Vec::new();
         while errors.len() < MAX_ERRORS {
             let deserialized = serde_path_to_error::deserialize(toml::Value::Table(table.clone()));
@@ -140,6 +141,7 @@ impl<'a> Located<'a> {
                 format!("{path}.{name}")
             }
         };
+
         let expected_part = || {
             message
                 .split_once(", expected ")
@@ -149,6 +151,7 @@ impl<'a> Located<'a> {
         if message.starts_with("missing field") {
             return self.error_at(&field_path(&quoted_name()), MISSING, "this field");
         }
+
         if message.starts_with("unknown field") || message.starts_with("unknown variant") {
             let field = if message.starts_with("unknown field") {
                 field_path(&quoted_name())
@@ -163,6 +166,7 @@ impl<'a> Located<'a> {
                 ..self.error_at(&field, found, expected_part().replace('`', "'"))
             };
         }
+
         let invalid_part = message
             .strip_prefix("invalid type: ")
             .or_else(|| message.strip_prefix("invalid value: "));
@@ -240,6 +244,7 @@ fn syntax_error(file: &str, text: &str, error: &toml::de::Error) -> SpecError {
             },
         )
     });
+
     SpecError {
         line_column: error.span().map(|span| line_column(text, span.start)),
         ..SpecError::for_file(file, found, expected.replace('`', "'"))

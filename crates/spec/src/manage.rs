@@ -208,6 +208,7 @@ pub fn parse_manage_config(
         .iter_mut()
         .enumerate()
         .map(|(index, user)| (format!("allow_users[{index}]"), user));
+
     let rule_users = config.rules.iter_mut().enumerate();
     let rule_users = rule_users
         .filter_map(|(index, rule)| Some((format!("rules[{index}].user"), rule.user.as_mut()?)));
@@ -274,6 +275,7 @@ impl ManageConfig {
             ("metrics_token_file", &self.metrics_token_file),
             ("gang_scheduler_socket", &self.gang_scheduler_socket),
         ];
+
         let profiles = self
             .profiles
             .iter()
@@ -285,6 +287,7 @@ impl ManageConfig {
         for (field, path) in named_paths.chain(profiles) {
             check.require(!path.as_os_str().is_empty(), &field, "''", "a path");
         }
+
         if let Some(address) = &self.metrics_address {
             let socket_address: Option<std::net::SocketAddr> = address.parse().ok();
             let has_token =

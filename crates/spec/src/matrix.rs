@@ -75,12 +75,14 @@ fn parse_percent_matrix<'a>(file: &'a str, text: &str) -> Result<PercentMatrix<'
         .flexible(true)
         .has_headers(false)
         .from_reader(text.as_bytes());
+
     let mut line_counter = LineCounter {
         text,
         offset: 0,
         line: 1,
     };
     let (mut columns, mut rows) = (None, Vec::new());
+
     for record in reader.records() {
         let record = record.map_err(|error| SpecError::for_file(file, error.to_string(), "CSV"))?;
         let line = line_counter.advance_to(&record);
@@ -92,6 +94,7 @@ fn parse_percent_matrix<'a>(file: &'a str, text: &str) -> Result<PercentMatrix<'
             columns = Some((line, record.iter().skip(1).map(str::to_string).collect()));
             continue;
         }
+
         let parse_value = |(index, field): (usize, &str)| {
             parse_percent(field).map_err(|()| {
                 field_error(
@@ -115,6 +118,7 @@ fn parse_percent_matrix<'a>(file: &'a str, text: &str) -> Result<PercentMatrix<'
             values_percent,
         });
     }
+
     match columns {
         Some((header_line, columns)) => Ok(PercentMatrix {
             file,
@@ -185,6 +189,7 @@ impl PercentMatrix<'_> {
             }
             rows[program] = Some(self.row_values(row, program)?);
         }
+
         if let Some(missing_row) = rows.iter().position(Option::is_none) {
             let line = self.rows.last().map_or(self.header_line, |row| row.line) + 1;
             return Err(error_at(
@@ -193,6 +198,7 @@ impl PercentMatrix<'_> {
                 format!("a row for '{}'", self.columns[missing_row]),
             ));
         }
+
         let (slowdowns, has_diagonal) = rows.into_iter().flatten().unzip();
         Ok(MeasuredMatrix {
             names: self.columns,
@@ -215,6 +221,7 @@ impl PercentMatrix<'_> {
             let expected = format!("1 to {MAX_PROGRAMS} names after an empty first field");
             return error_at(2, format!("{} names", self.columns.len()), expected);
         }
+
         let mut columns = BTreeMap::new();
         for (index, name) in self.columns.iter().enumerate() {
             if name.is_empty() || columns.insert(name.as_str(), index).is_some() {
@@ -236,6 +243,7 @@ impl PercentMatrix<'_> {
             let (found, expected) = (format!("{value_count} values"), column_count.to_string());
             return Err(field_error(self.file, row.line, field, found, expected));
         }
+
         let mut values = Vec::with_capacity(column_count);
         for (column, &percent) in row.values_percent.iter().enumerate() {
             match percent {
@@ -255,6 +263,7 @@ impl PercentMatrix<'_> {
                 }
             }
         }
+
         Ok((values, row.values_percent[program].is_some()))
     }
 }

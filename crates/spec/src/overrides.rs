@@ -54,6 +54,7 @@ fn locate_entry<'t>(
         .ok_or_else(|| override_error("no field".to_string(), "a field"))?;
     let mut current_table = table;
     let mut position = 0;
+
     while position < steps.len() {
         let step = steps[position];
         let entry = current_table
@@ -87,6 +88,7 @@ fn locate_entry<'t>(
         };
         position += 1;
     }
+
     let name_with_unit = UNITS
         .iter()
         .map(|unit| format!("{last_step}{unit}"))

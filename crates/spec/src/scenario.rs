@@ -173,6 +173,7 @@ fn vary_scenario(
             .iter()
             .try_for_each(|(field, value)| set_field(table, field, value))
     };
+
     let scenario: Scenario = located.deserialize_changed(set_all)?;
     let machine = load_machine(&scenario.machine).map_err(|inner| SpecError {
         nearest: inner.nearest.clone(),
@@ -198,11 +199,13 @@ impl Scenario {
         if self.scale == 0 {
             return Err(located.error_at("scale", "0", "1 or more"));
         }
+
         for (field, length) in [("length", Some(self.length)), ("warm_up", self.warm_up)] {
             if length.is_some_and(|length| amount(length) == 0) {
                 return Err(located.error_at(field, "0", "1 or more"));
             }
         }
+
         let mixes = self
             .interval
             .as_ref()
@@ -210,6 +213,7 @@ impl Scenario {
         if self.programs.is_empty() && mixes == 0 {
             return Err(located.error_at("programs", "none", "one program or more"));
         }
+
         self.check_model(located, machine)?;
         self.programs
             .iter()
@@ -232,6 +236,7 @@ impl Scenario {
             }
             table.check(located, machine)?;
         }
+
         for (index, program) in self.programs.iter().enumerate() {
             let interval_fields = [
                 ("interarrival_ns", program.interarrival_ns.is_some()),
@@ -246,6 +251,7 @@ impl Scenario {
                 return Err(located.error_at(&field, "a value", "none, as simulator is \"cycle\""));
             }
         }
+
         if is_interval && self.scale != 1 {
             return Err(located.error_at(
                 "scale",
@@ -253,6 +259,7 @@ impl Scenario {
                 "1: the interval machine runs nominal time",
             ));
         }
+
         for (field, length) in [("length", Some(self.length)), ("warm_up", self.warm_up)] {
             let is_timed = matches!(length, None | Some(RunLimit::Ns(_) | RunLimit::Cycles(_)));
             if is_interval && !is_timed {
@@ -263,6 +270,7 @@ impl Scenario {
                 ));
             }
         }
+
         Ok(())
     }
 }
@@ -285,6 +293,7 @@ impl ScenarioProgram {
                 return program_error(field, count.to_string(), format!("1 to {MAX_COPIES}"));
             }
         }
+
         if let Some(cpus) = &self.cpus {
             let machine_cpus: BTreeSet<u32> = (0..machine.cpus()).collect();
             if cpus.is_empty() || cpus.iter().any(|cpu| !machine_cpus.contains(&cpu)) {

@@ -248,6 +248,7 @@ impl NodeThrottles {
             let Some(now) = here.next().filter(|now| now.cache != old.cache) else {
                 return true;
             };
+
             has_changed = true;
             let full_level = match (old.lever, now.lever) {
                 (Lever::Cpus, Lever::Cpus) => now.full_level,
@@ -266,6 +267,7 @@ impl NodeThrottles {
             throttle.level = throttle.level.min(full_level);
             true
         });
+
         if has_changed {
             (self.slack_sum, self.slack_windows) = (0.0, 0);
             self.settling_windows = SETTLING_WINDOWS;
@@ -280,6 +282,7 @@ impl NodeThrottles {
             self.settling_windows -= 1;
             return None;
         }
+
         self.slack_sum += slack;
         self.slack_windows += 1;
         let mean_slack = self.slack_sum / f64::from(self.slack_windows);
@@ -294,6 +297,7 @@ impl NodeThrottles {
             }
             self.give_back(window)
         };
+
         match step {
             Some(_) => {
                 (self.slack_sum, self.slack_windows) = (0.0, 0);
@@ -306,6 +310,7 @@ impl NodeThrottles {
             }
             None => {}
         }
+
         step
     }
 
@@ -324,6 +329,7 @@ impl NodeThrottles {
                 throttle.level,
             ));
         }
+
         if window < self.pause.until {
             return None;
         }
@@ -332,6 +338,7 @@ impl NodeThrottles {
             let throttle = throttles.find(|t| t.aggressor.process == aggressor.process);
             throttle.is_none_or(|throttle| throttle.level > aggressor.lever.min_level())
         };
+
         let largest = aggressors.iter().map(|a| a.bytes).fold(0.0, f64::max);
         let candidates = aggressors
             .iter()
@@ -347,9 +354,11 @@ impl NodeThrottles {
             self.pause.begin(window);
             return Some(RuleStep::ReleasedAll);
         };
+
         if self.throttles.is_empty() {
             self.unlimited_slack = mean_slack;
         }
+
         let index = self
             .throttles
             .iter()
@@ -364,6 +373,7 @@ impl NodeThrottles {
                 has_held: false,
             },
         };
+
         // A level that held until now is left by one step, and everything else is halved.
         let held_until_now = std::mem::take(&mut throttle.has_held);
         throttle.record_failure(window, mean_slack);
@@ -388,6 +398,7 @@ impl NodeThrottles {
         for throttle in &mut self.throttles {
             throttle.has_held = true;
         }
+
         if let Some(index) = self.throttles.iter().position(|t| t.raised_from.is_some()) {
             let throttle = &mut self.throttles[index];
             throttle.raised_from = None;
@@ -396,6 +407,7 @@ impl NodeThrottles {
                 return Some(RuleStep::Released(released.aggressor.process));
             }
         }
+
         let next_level = |throttle: &Throttle| {
             let next = throttle.aggressor.lever.step_up(throttle.level);
             next.min(throttle.aggressor.full_level)
@@ -478,6 +490,7 @@ impl BandwidthGuard {
         }
         self.refused
             .retain(|process, _| view.live_tasks().any(|task| task.process == *process));
+
         for (node, throttles) in &mut self.by_node {
             // A service without a request in this window is still where it ran last.
             let has_left = |process: &CacheProcess<'_>| {
@@ -492,6 +505,7 @@ impl BandwidthGuard {
                 aggressor.can_be_limited(view) && !refused_now.contains(&aggressor.process)
             });
         }
+
         self.by_node.retain(|node, throttles| {
             cpus_by_node.contains_key(node) && !throttles.promised.is_empty()
         });
@@ -505,11 +519,13 @@ impl BandwidthGuard {
         if levers == Levers::Off {
             return false;
         }
+
         // What is only shown has no effect that a further step could follow.
         let has_limits = self.by_node.values().any(|node| !node.throttles.is_empty());
         if view.observation.applied.is_only_proposed && has_limits {
             return false;
         }
+
         // A promise that is missed beside probes in every window is missed all the same.
         self.disturbed_windows = match is_disturbed(view) {
             true => self.disturbed_windows + 1,
@@ -518,11 +534,13 @@ impl BandwidthGuard {
         if (1..MAX_DISTURBED_WINDOWS).contains(&self.disturbed_windows) {
             return false;
         }
+
         let mut has_changed = false;
         self.solo_speeds.observe(view.observation);
         let window = view.observation.window;
         let processes = movable_processes(view);
         let all_promised = promised_processes(view);
+
         for (node, cpus) in node_cpus(view) {
             let promised = all_promised.iter();
             let promised: Vec<&CacheProcess<'_>> = promised
@@ -531,6 +549,7 @@ impl BandwidthGuard {
             if promised.is_empty() {
                 continue;
             }
+
             let mut throttles = self.by_node.remove(&node).unwrap_or_default();
             throttles
                 .promised
@@ -555,12 +574,14 @@ impl BandwidthGuard {
                 has_changed |= throttles.follow(&aggressors);
                 let step = throttles.observe(slack, &aggressors, window);
                 has_changed |= step.is_some();
+
                 if let Some(step) = step {
                     self.explain(step, (victim, slack), &throttles, &processes, view, reasons);
                 }
             }
             self.by_node.insert(node, throttles);
         }
+
         has_changed
     }
 
@@ -588,6 +609,7 @@ impl BandwidthGuard {
         if is_cpus && matches!(step, RuleStep::Halved(..) | RuleStep::Lowered(..)) {
             self.goal_processes.push(victim);
         }
+
         let amount = |level: u32| match throttle.map(|throttle| throttle.aggressor.lever) {
             Some(Lever::Bandwidth(support)) => {
                 format!("{} of memory bandwidth", support.unit.describe(level))
@@ -600,6 +622,7 @@ impl BandwidthGuard {
             .iter()
             .find(|other| Some(other.process) == process);
         tasks.extend(of_process.into_iter().flat_map(CacheProcess::task_ids));
+
         let text = match step {
             RuleStep::Halved(_, level) => format!(
                 "{{0}} misses its promise beside {{1}}, which moves most bytes and gets {}",
@@ -636,6 +659,7 @@ impl BandwidthGuard {
             .flat_map(|(cpus, _)| cpus.iter())
             .collect();
         let throttles = self.by_node.values().flat_map(|node| &node.throttles);
+
         for throttle in throttles.filter(|throttle| throttle.aggressor.can_be_limited(view)) {
             let Aggressor {
                 process,
@@ -647,6 +671,7 @@ impl BandwidthGuard {
             if throttle.level >= full_level {
                 continue;
             }
+
             match lever {
                 Lever::Bandwidth(_) => {
                     plan.bandwidth.push(BandwidthLimit {
@@ -669,6 +694,7 @@ impl BandwidthGuard {
                     let tasks = view
                         .movable_tasks()
                         .filter(|task| task.process == process && !task.exited);
+
                     for task in tasks {
                         let before = plan.affinity.get(&task.task).cloned();
                         // Another mechanism has sent the task to another node.
@@ -692,6 +718,7 @@ fn is_disturbed(view: &View<'_>) -> bool {
         .map(|task| (task.task, task.process))
         .collect();
     let is_promised = |task: TaskId| promised.iter().any(|(other, _)| *other == task);
+
     view.previous_plan
         .probes
         .iter()
@@ -778,6 +805,7 @@ fn refused_processes(view: &View<'_>) -> BTreeSet<ProcessId> {
 fn aggressors(view: &View<'_>, processes: &[CacheProcess<'_>], cpus: &CpuSet) -> Vec<Aggressor> {
     let caches = view.topology.online_last_levels();
     let elapsed_s = view.observation.span.elapsed_ns as f64 / 1e9;
+
     let describe = |process: &CacheProcess<'_>| {
         let (cache, cache_cpus) = caches
             .iter()
@@ -788,6 +816,7 @@ fn aggressors(view: &View<'_>, processes: &[CacheProcess<'_>], cpus: &CpuSet) ->
             .capabilities
             .bandwidth_of(*cache)
             .map_or(Lever::Cpus, |support| Lever::Bandwidth(*support));
+
         let running_threads = process.tasks.iter().filter(|task| task.has_run()).count() as u32;
         let full_level = match lever {
             // A program with one thread gives way by sharing its CPU with the others that are limited.
@@ -813,6 +842,7 @@ fn aggressors(view: &View<'_>, processes: &[CacheProcess<'_>], cpus: &CpuSet) ->
             full_level,
         })
     };
+
     processes
         .iter()
         .filter(|process| !process.is_promised() && process.runs_mostly_on(cpus))

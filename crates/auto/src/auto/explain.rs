@@ -80,6 +80,7 @@ impl SearchReport<'_> {
                 100.0 * gain,
             ));
         }
+
         numbers.push(named_number(
             "probing_percent_of_processor_time",
             100.0 * probe_planner.ledger.spent_share(),
@@ -241,6 +242,7 @@ impl SearchReport<'_> {
         let Some(program) = &self.problem.tasks[index].program else {
             return Vec::new();
         };
+
         let bytes = self
             .problem
             .sites
@@ -254,6 +256,7 @@ impl SearchReport<'_> {
         let far_cycles = site.map_or(0.0, |node| program.far_cycles(node));
         let farther =
             (far_cycles > 0.0).then(|| named_number("cycles_per_miss_for_far_memory", far_cycles));
+
         let mut numbers = vec![
             named_number("misses_per_kilo_instr_alone", mpki_at_share(1.0)),
             named_number("misses_per_kilo_instr_on_half", mpki_at_share(0.5)),
@@ -270,6 +273,7 @@ impl SearchReport<'_> {
         let Some(site) = layout.site_by_task[index] else {
             return String::new();
         };
+
         let mut text = String::new();
         if layout.is_pinned[index] {
             text += &format!(", on cache {}", self.problem.sites[site].cache.0);
@@ -286,6 +290,7 @@ impl SearchReport<'_> {
                 text += &format!(" shared with {} more", partition.members.len() - 1);
             }
         }
+
         if let Some(rotation) = &layout.rotations[site]
             && let Some(gang) = rotation.gangs.iter().find(|gang| gang.contains(&index))
         {
@@ -335,6 +340,7 @@ mod tests {
             objective: PlanObjective::WeightedSpeedup,
             min_speed: 0.0,
         };
+
         let singles = [(Mechanism::Space, 0.002)];
         let candidates = [best.clone()];
         let (best, current_layout, newcomers) = (&best, &current_layout, None);

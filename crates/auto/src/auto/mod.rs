@@ -245,6 +245,7 @@ impl PartitionClimb {
                 self.halvings += u32::from(is_slower);
             }
         }
+
         if is_kept {
             self.beaten_layouts.push(change.layout_before);
         }
@@ -386,12 +387,14 @@ impl Auto {
             let pause = self.evidence.probe_planner.reported_pause(view);
             self.confinements.observe(view, pause, reasons);
         }
+
         if !self.is_measuring() {
             let levers = self.parameters.bandwidth;
             if self.bandwidth_guard.observe(view, levers, reasons) {
                 self.measured_windows.restart(0);
             }
         }
+
         let is_counted = view.live_tasks().any(|task| !task.counts.0.is_empty());
         if !is_counted {
             return false;
@@ -404,6 +407,7 @@ impl Auto {
             self.forecast = None;
             self.partition_climb = PartitionClimb::default();
         }
+
         self.record_divided_counts(view);
         if view.observation.applied.pending.is_empty() && are_probes_harmless(view) {
             self.measured_windows.add();
@@ -597,6 +601,7 @@ impl Auto {
         } else {
             self.open_throttle(goal_processes, plan_before)
         };
+
         let window_ns = self.parameters.window_ns;
         plan.window = WindowLength::Time {
             ns: window_ns.max(view.capabilities.min_window_ns),
@@ -618,6 +623,7 @@ impl Auto {
         });
         self.measured_windows
             .restart(self.parameters.warmup_windows);
+
         Verification::Proposed(Box::new(ProposedChange {
             method: VerificationMethod::Monitoring,
             forecast_gain: 0.0,
@@ -643,6 +649,7 @@ impl Auto {
         self.measured_windows
             .restart(self.parameters.warmup_windows);
         self.forecast = Some(proposal.forecast);
+
         let objective = match self.parameters.objective {
             PlanObjective::WorstSlowdown => SpeedObjective::Slowest,
             _ => SpeedObjective::Sum,
@@ -852,6 +859,7 @@ mod tests {
             forecast_gain: Some(0.02),
             measured: None,
         });
+
         for (origin, expected) in [(ChangeOrigin::Plan, &after), (ChangeOrigin::Step, &before)] {
             let mut policy = Auto::new(Parameters::default(), 1);
             policy.unverified_change = Some(UnverifiedChange {

@@ -126,6 +126,7 @@ impl PlanFinder<'_, '_> {
         let problem = &input.problem;
         let score_cache = &input.score_cache;
         let current_speeds = forecast_speeds(problem, current_layout, score_cache);
+
         Proposal {
             method: VerificationMethod::Confirmation,
             new_plan,
@@ -244,6 +245,7 @@ impl PlanFinder<'_, '_> {
             } else {
                 1
             };
+
         let mut search = self.plan_search(&input.problem, &input.score_cache, max_scores);
         let candidates = match &input.newcomers {
             Some(newcomers) => search.build_newcomer_candidates(
@@ -308,6 +310,7 @@ impl PlanFinder<'_, '_> {
         if layout.partitions.iter().all(Vec::is_empty) {
             return 0.0;
         }
+
         let plan = self.build_plan(problem, layout).0;
         let mut copying_ns = 0.0;
         for share in &plan.shares {
@@ -321,6 +324,7 @@ impl PlanFinder<'_, '_> {
             else {
                 continue;
             };
+
             let is_member = |sample: &&TaskSample| {
                 let process = ShareMember::Process(sample.process);
                 share.members.contains(&process)
@@ -357,6 +361,7 @@ fn weighted_speeds(
             .or_insert((priority, 0.0))
             .1 += speed.relative_speed;
     }
+
     process_speeds
         .into_iter()
         .map(|(process, (priority, speed_sum))| (process, priority * speed_sum))

@@ -133,6 +133,7 @@ impl WayConfinement {
             .into_iter()
             .chain(confined_tasks.take(1))
             .collect();
+
         let protected = if protected_task.is_some() {
             "{0}"
         } else {
@@ -179,11 +180,13 @@ impl ServiceConfinements {
         let now_ns = span.end_ns();
         self.released
             .retain(|_, released_ns| now_ns.saturating_sub(*released_ns) < MAX_HOLD_NS);
+
         if are_probes_harmless(view) && span.start_ns >= self.changed_ns + SETTLE_NS {
             let decay = libm::exp(-(span.elapsed_ns as f64) / DECAY_NS);
             for work in self.work.values_mut() {
                 (work.instructions, work.cycles) = (decay * work.instructions, decay * work.cycles);
             }
+
             for task in view
                 .observation
                 .tasks
@@ -197,17 +200,20 @@ impl ServiceConfinements {
             }
             self.measured_ns += span.elapsed_ns;
         }
+
         if let Some((service, rows)) =
             pause.filter(|(service, _)| !self.released.contains_key(*service))
         {
             self.confine(view, service, rows, reasons);
         }
+
         for (cache, mut confinement) in std::mem::take(&mut self.by_cache) {
             for task in view.live_tasks() {
                 if let Some(last_ns) = confinement.services.get_mut(&*task.service_or_command()) {
                     *last_ns = now_ns;
                 }
             }
+
             confinement
                 .services
                 .retain(|_, last_ns| now_ns.saturating_sub(*last_ns) < MAX_ABSENCE_NS);
@@ -247,6 +253,7 @@ impl ServiceConfinements {
         }) else {
             return;
         };
+
         let span = &view.observation.span;
         let now_ns = span.end_ns();
         let confinement = self
@@ -263,6 +270,7 @@ impl ServiceConfinements {
         if !confinement.services.is_empty() {
             confinement.previous_step = (confinement.ways, effect.speed_before);
         }
+
         confinement.services.insert(service.clone(), now_ns);
         (
             confinement.is_held,
@@ -302,6 +310,7 @@ impl ServiceConfinements {
             }
             .instr_per_cycle()
         };
+
         let effects =
             limits
                 .into_iter()
@@ -317,6 +326,7 @@ impl ServiceConfinements {
                         speed_during,
                     })
                 });
+
         let excess =
             |effect: &PauseEffect| effect.slowdown(effect.speed_before) - effect.max_slowdown;
         effects
@@ -344,6 +354,7 @@ impl ServiceConfinements {
         let Some(units) = PartitionSupport::preferred(view.partitions_of(cache)) else {
             return false;
         };
+
         let slowdown = effect.slowdown(speed);
         let (ways, (previous_ways, previous_speed)) = (confinement.ways, confinement.previous_step);
         let has_gained = speed >= previous_speed * (1.0 + MIN_STEP_GAIN);
@@ -356,6 +367,7 @@ impl ServiceConfinements {
             };
             confinement.previous_step = (ways, speed);
         }
+
         let goes_on = confinement.ways < units.units();
         let text = format!(
             "PROTECTED is {:.1} % slower while CONFINED has {ways} ways, so the latter gets {}",
@@ -418,6 +430,7 @@ impl ServiceConfinements {
             share.group != group_of_cache(share.cache) || self.by_cache.contains_key(&share.cache)
         };
         plan.shares.retain(|share| is_proposed || is_current(share));
+
         for (&cache, confinement) in &self.by_cache {
             let tasks = view
                 .observation

@@ -170,6 +170,7 @@ pub fn allocate(
         .iter_mut()
         .zip(sizes)
         .for_each(|(group, units)| group.units = units);
+
     Ok(Allocation {
         groups,
         lowered_floors,
@@ -194,6 +195,7 @@ fn group_claimants(claimants: &[Claimant], limits: &AllocationLimits) -> Vec<Par
     let mut unpooled_claimants: Vec<usize> = claimant_indices()
         .filter(|index| !pool.contains(index))
         .collect();
+
     let max_groups = limits
         .max_groups
         .min(limits.units / limits.min_units.max(1))
@@ -202,6 +204,7 @@ fn group_claimants(claimants: &[Claimant], limits: &AllocationLimits) -> Vec<Par
     let lane_count = (limits.concurrent_programs.max(1) as usize)
         .min(max_groups - usize::from(!pool.is_empty() && max_groups > 1));
     let mut groups: Vec<PartitionGroup> = Vec::new();
+
     if unpooled_claimants.len() > lane_count.max(1) {
         unpooled_claimants.sort_by_key(|&index| {
             std::cmp::Reverse(claimants[index].demand.min_units_within(DEMAND_SLOWDOWN))
@@ -229,6 +232,7 @@ fn group_claimants(claimants: &[Claimant], limits: &AllocationLimits) -> Vec<Par
             units: 0,
         }));
     }
+
     if !pool.is_empty() {
         if groups.len() < max_groups {
             groups.push(PartitionGroup {
@@ -268,6 +272,7 @@ fn build_claim(
                 .collect()
         }
     };
+
     let min_units = group
         .members
         .iter()
@@ -299,6 +304,7 @@ fn fit_floors(
         if claims[largest_index].min_units <= min_units {
             break;
         }
+
         claims[largest_index].min_units -= 1;
         for &index in groups[largest_index]
             .members
@@ -310,6 +316,7 @@ fn fit_floors(
             }
         }
     }
+
     lowered_claimants
 }
 
@@ -372,6 +379,7 @@ fn floors_cost(
     {
         return None;
     }
+
     let unfloored_claims: Vec<UnitClaim> = claims
         .iter()
         .map(|claim| UnitClaim {
@@ -478,6 +486,7 @@ mod tests {
             },
         )
         .unwrap();
+
         assert!(
             allocation
                 .groups
@@ -614,6 +623,7 @@ mod tests {
                 }
             })
             .collect();
+
         for max_groups in 1..8 {
             let allocation = allocate(
                 &claimants,

@@ -115,6 +115,7 @@ impl ShareEvidence {
             let [ShareMember::Process(process)] = share.members[..] else {
                 continue;
             };
+
             let cache_process = domain
                 .processes
                 .iter()
@@ -124,6 +125,7 @@ impl ShareEvidence {
             else {
                 continue;
             };
+
             let phase = cache_process.phase;
             self.bounds.retain(|bound| {
                 (bound.process, bound.units) != (process, units)

@@ -155,6 +155,7 @@ mod tests {
         };
         let mut window = observation_of(0, 1, [task]);
         let mut speeds = ShareSpeeds::default();
+
         let disturbing_kinds = [
             ProbeKind::MissTrace {
                 task: TaskId(0),
@@ -172,6 +173,7 @@ mod tests {
                 total_ns: 1,
             },
         ];
+
         for kind in disturbing_kinds {
             let probe = ProbeRequest {
                 id: ProbeId(1),
@@ -180,6 +182,7 @@ mod tests {
             };
             assert!(!speeds.add(&window, CacheLevel::L2, &[probe]));
         }
+
         assert_eq!(speeds.measured_speed(ProcessId(0)), None);
         assert!(speeds.add(&window, CacheLevel::L2, &[]));
         let speed = speeds.measured_speed(ProcessId(0)).unwrap();

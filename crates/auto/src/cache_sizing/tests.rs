@@ -153,6 +153,7 @@ fn curves_are_requested_before_a_cache_is_divided() {
         (1_000_000, 3_000_000, 15_000),
         (1_000_000, 5_000_000, 30_000),
     ]);
+
     let traced_tasks = |decision: &Decision| -> Vec<TaskId> {
         let traced = |probe: &ProbeRequest| match probe.kind {
             ProbeKind::MissTrace { task, .. } => Some(task),
@@ -218,6 +219,7 @@ fn a_later_phase_is_traced_once_all_traces_are_paid_for() {
     ]);
     let requests = world.window().plan.probes;
     assert_eq!(requests.len(), 2);
+
     // Together, the traces cost one percent of 9,000, and both CPUs have 2,000 in each window.
     let results = requests
         .iter()
@@ -228,6 +230,7 @@ fn a_later_phase_is_traced_once_all_traces_are_paid_for() {
         .view
         .profiles
         .insert(tasks[0], cliff_profile(12, 20.0, 1.0));
+
     world
         .view
         .profiles
@@ -539,6 +542,7 @@ fn a_goal_is_met_by_measurement() {
             reasons,
         )
     };
+
     let (units, reasons) = run(|units_held| {
         if units_held >= 14 {
             2_000_000

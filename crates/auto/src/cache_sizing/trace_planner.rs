@@ -109,6 +109,7 @@ impl TracePlanner {
             };
             needs_trace.then_some(has_curve)
         };
+
         let needed_traces: Vec<(&CacheProcess<'_>, bool)> = domain
             .processes
             .iter()
@@ -153,6 +154,7 @@ impl TracePlanner {
         {
             return false;
         }
+
         let stall_share = speeds
             .measured_speed(cache_process.process)
             .and_then(|speed| speed.stall_share());
@@ -191,6 +193,7 @@ impl TracePlanner {
         if let Some(pending_trace) = self.pending_trace(cache_process, is_longer) {
             return pending_trace.clone();
         }
+
         // The thread that ran longest represents its process.
         let busiest_task = cache_process
             .tasks
@@ -215,6 +218,7 @@ impl TracePlanner {
             kind,
             budget_ns,
         };
+
         self.next_probe += 1;
         let trace = RequestedTrace {
             phase: cache_process.phase,

@@ -384,6 +384,7 @@ impl ServiceLosses {
             .into_iter()
             .take(MAX_SERVICES)
             .collect();
+
         for service in &tracked_services {
             let history = self.histories.entry((*service).clone()).or_default();
             history.last_window = observation.window;
@@ -397,6 +398,7 @@ impl ServiceLosses {
                 history.profile = Some(Arc::new(profile.clone()));
             }
         }
+
         self.histories.retain(|_, history| {
             observation.window.saturating_sub(history.last_window) < MAX_ABSENT_WINDOWS
         });
@@ -412,11 +414,13 @@ impl ServiceLosses {
                 history.observe(service, &activities, span, !all_rows.is_empty());
             }
         }
+
         for rows in &all_rows {
             rows.partial
                 .iter()
                 .for_each(|row| self.observe_row(row, rows, &activities, elapsed_ns));
         }
+
         let histories = self.histories.iter();
         let known_profiles: PresentProfiles = histories
             .filter_map(|(service, history)| Some((service.clone(), history.profile.clone()?)))
@@ -438,6 +442,7 @@ impl ServiceLosses {
             .iter()
             .map(|(service, activity)| self.build_report(service, activity, &inputs))
             .collect();
+
         let loss_of = |report: &ServiceReport| {
             let forecast = report.slowdown.cache.map(|(loss, _)| loss);
             let loss = report.slowdown.run_time().or(forecast);
@@ -462,6 +467,7 @@ impl ServiceLosses {
         elapsed_ns: u64,
     ) {
         let row_counts = |activity: &ServiceActivity<'_>| activity.counts_in(&[row]);
+
         for (service, activity) in windows {
             let (instructions, cycles) = row_counts(activity);
             let Some(history) = self
@@ -519,6 +525,7 @@ impl ServiceLosses {
         } = *inputs;
         let elapsed_ns = observation.span.elapsed_ns.max(1);
         let solo_slowdown = self.solo_slowdown(activity, profiles, elapsed_ns);
+
         let mut report = ServiceReport {
             service: service.clone(),
             tasks: activity.live_tasks().map(|task| task.task).collect(),
@@ -543,6 +550,7 @@ impl ServiceLosses {
         for co_runner in &mut history.co_runners {
             co_runner.spares_cache = sparing_services.contains(&co_runner.service);
         }
+
         history.update_forecasts(observation.window, known, pair_forecast);
         report.losses = history.attribute_losses(solo_slowdown);
         report.prevented_losses = history.prevented_losses();
@@ -554,6 +562,7 @@ impl ServiceLosses {
         let slowdown_by_causes = measured_losses.fold(None, |total: Option<Estimate>, loss| {
             Some(total.map_or(loss.loss, |total| compound_loss(total, loss.loss)))
         });
+
         report.slowdown.waiting = history.waiting.loss();
         report.waiting_causes = history.waiting.causes();
         report.slowdown.cache = solo_slowdown
@@ -628,10 +637,12 @@ impl ServiceHistory {
             |(other, activity): &(&Cow<'_, ServiceIdentity>, &ServiceActivity<'_>)| {
                 ***other != *service && activity.ran_ns >= min_present_ns
             };
+
         for (co_runner, other) in activities.iter().filter(may_be_present) {
             if activity.presence_of(other, elapsed_ns) < MIN_PRESENCE {
                 continue;
             }
+
             let mut windows_without = self.windows;
             let mut is_known = false;
             for known in self
@@ -643,6 +654,7 @@ impl ServiceHistory {
                 is_known |= known.is_current;
                 windows_without = known.windows_without;
             }
+
             if !is_known {
                 self.co_runners.push(CoRunnerHistory {
                     service: (**co_runner).clone(),
@@ -658,11 +670,13 @@ impl ServiceHistory {
                 });
             }
         }
+
         for co_runner in &mut self.co_runners {
             let present_share = co_runner.own_presence(presence_of(&co_runner.service));
             co_runner.observe(present_share, elapsed_ns);
             co_runner.decayed_presence = 0.99 * co_runner.decayed_presence + present_share;
         }
+
         while self.co_runners.len() > MAX_CO_RUNNERS {
             let least_present_index = (0..self.co_runners.len()).min_by(|a, b| {
                 self.co_runners[*a]
@@ -675,6 +689,7 @@ impl ServiceHistory {
             self.co_runners.remove(index);
             self.regression.remove(CO_RUNNER_TERMS + index);
         }
+
         let Some((metric, speed)) = service_speed(activity, elapsed_ns) else {
             return;
         };
@@ -683,6 +698,7 @@ impl ServiceHistory {
             Some(previous_metric) if previous_metric > metric => self.restart(),
             _ => {}
         }
+
         self.metric = Some(metric);
         if !is_disturbed {
             self.record_speed(speed, self.waiting.last_share(), presence_of);
@@ -742,6 +758,7 @@ impl ServiceHistory {
         let Some(own_profile) = &self.profile else {
             return;
         };
+
         for co_runner in self
             .co_runners
             .iter_mut()
@@ -772,10 +789,12 @@ impl ServiceHistory {
         let effects = self.co_runner_effects();
         let mut losses = Vec::new();
         let mut unmeasured_losses = Vec::new();
+
         for (index, co_runner) in self.co_runners.iter().enumerate() {
             if !co_runner.is_suspect() {
                 continue;
             }
+
             let presence_share = co_runner.presence.min(1.0);
             let forecast = co_runner.forecast.and_then(|(_, forecast)| forecast);
             let forecast = forecast.map(|loss| Estimate {
@@ -790,6 +809,7 @@ impl ServiceHistory {
                 forecast: forecast.map(|forecast| forecast.value),
                 windows: co_runner.windows_with,
             };
+
             match co_runner.measured_loss(effects.get(index), co_runner.presence) {
                 Some(loss) => losses.push(build_loss(loss, LossSource::Measured)),
                 None => unmeasured_losses.push((
@@ -799,6 +819,7 @@ impl ServiceHistory {
                 )),
             }
         }
+
         let measured_loss = losses
             .iter()
             .map(|loss| loss.loss)
@@ -807,6 +828,7 @@ impl ServiceHistory {
         let unexplained_loss = solo_slowdown
             .map(|solo| (1.0 + solo) / (1.0 + measured_loss) - 1.0)
             .filter(|unexplained_loss| *unexplained_loss > MIN_ATTRIBUTED_SLOWDOWN);
+
         let are_all_forecast = unmeasured_losses
             .iter()
             .all(|(_, forecast, _)| forecast.is_some());
@@ -819,6 +841,7 @@ impl ServiceHistory {
             .iter()
             .map(|(co_runner, forecast, _)| attribution_weight(co_runner, *forecast))
             .sum();
+
         for (co_runner, forecast, loss_entry) in &unmeasured_losses {
             match (unexplained_loss.filter(|_| total > 0.0), forecast) {
                 (Some(unexplained_loss), _) => {
@@ -841,6 +864,7 @@ impl ServiceHistory {
                 (None, None) => {}
             }
         }
+
         sort_losses(&mut losses);
         losses
     }
@@ -866,6 +890,7 @@ impl ServiceHistory {
                 windows: unconfined.windows_with,
             })
         };
+
         let confined = self
             .co_runners
             .iter()
@@ -890,6 +915,7 @@ impl ServiceHistory {
             .iter()
             .filter(|co_runner| co_runner.presence >= MIN_PRESENCE)
             .collect();
+
         Some(if activity.ran_ns == 0 {
             "it did not run in this window".to_string()
         } else if topology.last_level_caches().next().is_none() {
@@ -980,6 +1006,7 @@ pub(crate) fn activities_by_service<'a>(
         .flat_map(|active| &active.share.members)
         .copied()
         .collect();
+
     for task in &observation.tasks {
         let activity = activities.entry(task.service_or_command()).or_default();
         activity.is_confined |= !members.is_empty()
@@ -998,6 +1025,7 @@ pub(crate) fn activities_by_service<'a>(
         }
         activity.tasks.push(task);
     }
+
     // A service whose tasks all ended in this window still slowed down others in it.
     activities.retain(|_, window| window.ran_ns > 0 || window.live_tasks().next().is_some());
     activities
@@ -1023,6 +1051,7 @@ fn service_speed(activity: &ServiceActivity<'_>, elapsed_ns: u64) -> Option<(Wor
     let (ran_ns, work_sum) = metric_counts.fold((0, 0.0), |(run_ns, work), (ns, count)| {
         (run_ns + ns, work + count)
     });
+
     // One thread reports the work of all threads of its process.
     let ran_ns = if metric == WorkMetric::Reported {
         activity.ran_ns

@@ -64,6 +64,7 @@ impl EffectRegression {
             self.speed_products.push(0.0);
             self.products.push(vec![0.0; self.speed_products.len()]);
         }
+
         let terms: Vec<f64> = std::iter::once(1.0)
             .chain(presence.iter().map(|presence| -presence))
             .collect();
@@ -81,12 +82,14 @@ impl EffectRegression {
                 RETENTION * self.error_product_sum + error * self.last_error.unwrap_or(0.0);
             self.last_error = Some(error);
         }
+
         self.decay(&terms);
         for (row, row_term) in self.products.iter_mut().zip(&terms) {
             for (product, column_term) in row.iter_mut().zip(&terms) {
                 *product += row_term * column_term;
             }
         }
+
         for (sum, term) in self.speed_products.iter_mut().zip(&terms) {
             *sum += term * centered_speed;
         }
@@ -136,6 +139,7 @@ impl EffectRegression {
         let Some((effects, variances)) = self.solve(noise) else {
             return Vec::new();
         };
+
         let variance = self.noise_variance(&effects).max(noise);
         let estimate = |(value, unit_variance): (&f64, &f64)| EffectEstimate {
             value: *value,
@@ -204,11 +208,13 @@ impl EffectRegression {
             row[index] += if index == 0 { 1e-9 } else { prior };
             row.extend((0..size).map(|column| if column == index { 1.0 } else { 0.0 }));
         }
+
         for pivot in 0..size {
             let pivot_value = matrix[pivot][pivot];
             if pivot_value.is_nan() || pivot_value <= 1e-12 {
                 return None;
             }
+
             matrix[pivot]
                 .iter_mut()
                 .for_each(|cell| *cell /= pivot_value);
@@ -224,6 +230,7 @@ impl EffectRegression {
                     .for_each(|(cell, pivot_cell)| *cell -= factor * pivot_cell);
             }
         }
+
         let inverse_at = |row: usize, column: usize| matrix[row][size + column];
         let effects = (0..size).map(|row| {
             (0..size)

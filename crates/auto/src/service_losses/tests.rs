@@ -120,6 +120,7 @@ fn a_gap_between_two_programs_hardly_changes_the_share() {
             shares.push(report_of(&reports, &store).losses[0].loss.value);
         }
     }
+
     let (low, high) = (
         shares.iter().copied().reduce(f64::min),
         shares.iter().copied().reduce(f64::max),
@@ -293,6 +294,7 @@ fn row_fixture(tasks: &[(u32, u64)]) -> RowInterval {
             (CounterEvent::Cycles, 1_000),
         ])
     };
+
     RowInterval {
         tasks: tasks.iter().map(|(id, _)| TaskId(*id)).collect(),
         cache: CacheId(0),
@@ -318,6 +320,7 @@ fn a_confined_cause_stays_named_with_its_loss_before() {
     let (store, batch) = (unit_service("store"), unit_service("batch"));
     let (mut losses, mut random) = (ServiceLosses::default(), SplitMix64::new(9));
     let mut reports = Vec::new();
+
     for number in 0..20 {
         let is_confined = number > 10;
         let speed = if is_confined { 1e9 } else { 1e9 / 1.1 } * (1.0 + 0.01 * random.draw_unit());
@@ -415,6 +418,7 @@ fn sharing_task(
 fn a_spinner_is_named_for_waiting_and_never_for_the_cache() {
     let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
     let (store, spinner) = (unit_service("store"), unit_service("spinner"));
+
     for preemption_cost in [0.0, 0.05, 0.1] {
         let (mut losses, mut random) = (ServiceLosses::default(), SplitMix64::new(4));
         for number in 0..120 {
@@ -510,6 +514,7 @@ fn a_service_that_evicts_nothing_is_never_named_for_the_cache() {
         profile.contention.intensity = Some(Fact::new(intensity, FactSource::PrimeProbe, 0));
         profile
     };
+
     // The second thread of the spinner runs for a third of the time of the first.
     for (first, second, causes) in [
         (0.01, Some(0.01), 0),
@@ -558,6 +563,7 @@ fn a_promise_without_speeds_is_judged_by_the_losses_of_its_service() {
         low: value - 0.01,
         high: value + 0.01,
     };
+
     let state_of = |cache: Option<f64>, is_cache_complete, waiting: Option<f64>, term, missing| {
         let report = ServiceReport {
             slowdown: ServiceSlowdown {
@@ -567,6 +573,7 @@ fn a_promise_without_speeds_is_judged_by_the_losses_of_its_service() {
             },
             ..report_of(&reports, &store).clone()
         };
+
         let promise = PromiseReport {
             process: ProcessId(0),
             task: TaskId(0),
@@ -583,6 +590,7 @@ fn a_promise_without_speeds_is_judged_by_the_losses_of_its_service() {
         assert_eq!(judged.missing.is_some(), judged.measured.is_none());
         judged.state
     };
+
     let limit = PromiseTerm::MaxSlowdown(0.05);
     let counters = MissingPromiseEvidence::Counters;
     let by_limit = |cache, is_cache_complete, waiting| {
@@ -593,6 +601,7 @@ fn a_promise_without_speeds_is_judged_by_the_losses_of_its_service() {
     assert_eq!(by_limit(Some(0.03), true, Some(0.03)), PromiseState::AtRisk);
     assert_eq!(by_limit(Some(0.02), false, Some(0.9)), PromiseState::Broken);
     assert_eq!(by_limit(None, false, Some(0.9)), PromiseState::Broken);
+
     for (cache, is_cache_complete, waiting) in [
         (Some(0.01), false, Some(0.01)),
         (Some(0.01), true, None),
@@ -602,6 +611,7 @@ fn a_promise_without_speeds_is_judged_by_the_losses_of_its_service() {
         let state = by_limit(cache, is_cache_complete, waiting);
         assert_eq!(state, PromiseState::Unknown, "{cache:?} {waiting:?}");
     }
+
     let too_new = MissingPromiseEvidence::Windows;
     let rate = PromiseTerm::MinRate(9.0);
     for (term, missing) in [(limit, too_new), (rate, counters)] {

@@ -118,6 +118,7 @@ impl WaitingHistory {
         for (cause, wait_ns) in self.windows.iter().flat_map(|window| &window.waits_ns) {
             *waits_ns.entry(cause).or_default() += wait_ns;
         }
+
         let total_ns: f64 = waits_ns.values().sum();
         let own_ns = self.sum(|window| window.own_ns);
         let mut causes: Vec<WaitingCause> = waits_ns

@@ -43,6 +43,7 @@ pub fn process_changes<'a>(
             median_difference(&rates_before, &rates_after, comparison_windows)?
         };
         let goal = merged_goal(process, &view.observation.tasks);
+
         let change = ProcessChange {
             process,
             user: view
@@ -62,6 +63,7 @@ pub fn process_changes<'a>(
             degrees_of_freedom: difference.degrees_of_freedom,
             goal_change: GoalChange::default(),
         };
+
         let limit = goal
             .max_slowdown
             .filter(|limit| limit.is_finite() && *limit >= 0.0);
@@ -77,6 +79,7 @@ pub fn process_changes<'a>(
             ..change
         })
     };
+
     live_processes(&view.observation.tasks)
         .into_iter()
         .filter_map(change_of)
@@ -121,6 +124,7 @@ fn windows_of_phase<'a>(
                 .filter(|speed| speed.phase.is_comparable(phase))
                 .collect()
         };
+
     Some([
         process_speeds(&mut windows_before),
         process_speeds(&mut windows_after.iter()),
@@ -216,6 +220,7 @@ fn goal_change(
         let t_bound = student_bound(MISSED_GOAL_PROBABILITY, difference.degrees_of_freedom);
         Some(difference.value + t_bound * difference.standard_error < -log_limit)
     };
+
     match (is_missed(&sides[0]), is_missed(&sides[1])) {
         (Some(was_broken), Some(broken_after)) => GoalChange {
             was_broken,

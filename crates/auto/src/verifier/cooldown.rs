@@ -87,6 +87,7 @@ impl PlanCooldown {
             .max()
             .unwrap_or(0)
             + 1;
+
         self.failed_plans
             .retain(|failed| !failed.has_same_placement(plan, live_tasks));
         let windows = cooldown_windows.saturating_mul(1 << (failure_count - 1).min(MAX_DOUBLINGS));
@@ -95,6 +96,7 @@ impl PlanCooldown {
         if self.failed_plans.len() == MAX_STORED_PLANS {
             self.failed_plans.remove(0);
         }
+
         self.failed_plans.push(FailedPlan {
             plan: plan.clone(),
             tasks: live_tasks.clone(),
@@ -148,6 +150,7 @@ impl PlanCooldown {
             };
             is_same_plan || is_mirror_plan()
         };
+
         let mut plans_on_cooldown = self
             .failed_plans
             .iter()

@@ -45,6 +45,7 @@ pub fn explain_verdict(
             return None;
         }
     };
+
     let measured_log_ratio = verdict.measured?;
     let text = format!(
         "the change was measured: {:+.1} %, forecast {:+.1} %, {result}; {consequence}",
@@ -104,6 +105,7 @@ pub fn describe_rollback(
         "since the last decision"
     };
     let mut tasks: Vec<TaskId> = Vec::new();
+
     // A proposed change that harms no program by the guard's terms is rolled back by its own.
     let own_change = regression.measured.filter(|_| !judgement.is_worse);
     let MeasuredLogRatio { log_ratio, error } = own_change.unwrap_or(MeasuredLogRatio {

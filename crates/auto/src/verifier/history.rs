@@ -86,6 +86,7 @@ impl History {
             windows: VecDeque::new(),
             last_cpus: HomeCpus::new(),
         };
+
         History {
             current_plan: reference.plan.clone(),
             last_cpus: HomeCpus::new(),
@@ -114,6 +115,7 @@ impl History {
         ) {
             self.settling_windows = Some(0);
         }
+
         let is_settled = self.advance_settling(view.observation, comparison_windows);
         let mut speeds = measure_speeds(view);
         speeds.retain(|process, _| common_tasks.processes.contains(process));
@@ -199,9 +201,11 @@ impl History {
         if is_counted {
             self.reference.windows.push_back(speeds);
         }
+
         while self.reference.windows.len() > REFERENCE_LENGTHS * trial_window_count {
             self.reference.windows.pop_front();
         }
+
         // A trial continues if the reference was in force again only temporarily.
         if let Some(trial) = &mut self.trial {
             trial.paused_windows += 1;
@@ -229,11 +233,13 @@ impl History {
         if !is_same_placement(plan, &trial.plan, common_tasks) {
             trial.windows_under_plan.clear();
         }
+
         trial.plan = plan.clone();
         (trial.window_count, trial.paused_windows) = (trial.window_count + 1, 0);
         if is_measured {
             trial.windows_since.push(speeds.clone());
         }
+
         if is_measured && is_settled {
             trial.settled_windows.push(speeds.clone());
             trial.windows_under_plan.push_back(speeds);

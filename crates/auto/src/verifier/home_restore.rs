@@ -49,6 +49,7 @@ impl HomeRestorer {
         if !plan.gangs.is_empty() || view.topology.last_level_domains().len() < 2 {
             return None;
         }
+
         let is_unpinned = |task: &TaskId| {
             failed_plan.affinity.contains_key(task) && !plan.affinity.contains_key(task)
         };

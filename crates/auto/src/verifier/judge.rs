@@ -67,6 +67,7 @@ impl Judge<'_> {
             history.accept(windows_after, None);
             return Judgement::Undecided;
         }
+
         let windows_before = history.reference.windows.iter();
         let is_short = windows_after.len() < MAX_WAIT_LENGTHS * trial_window_count;
         if is_short
@@ -78,6 +79,7 @@ impl Judge<'_> {
         {
             return Judgement::Undecided;
         }
+
         let changes_from_reference =
             process_changes(view, windows_before, &windows_after, trial_window_count);
         let changes_from_baseline = changes_from_baseline(&changes_from_reference, &history.totals);
@@ -196,6 +198,7 @@ fn measured_log_ratio(
         log_ratio(change, ratio_of)
     };
     let central_log_ratio = shifted_log_ratio(None)?;
+
     // Shift of the objective by each process's error.
     let shifts = change
         .speeds

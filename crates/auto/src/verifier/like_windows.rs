@@ -93,6 +93,7 @@ fn matching_kinds<'a>(
             }
         }
     }
+
     kinds.retain(|kind| kind.iter().all(|side| !side.is_empty()));
     kinds
 }

@@ -126,6 +126,7 @@ pub fn set_placement(plan: &mut Plan, placement: &Plan, known_tasks: &LiveTasks,
         .filter(|(task, cpus)| movable_tasks.tasks.contains(task) && cpus.intersects(&online));
     plan.affinity
         .extend(affinity.map(|(task, cpus)| (*task, cpus.clone())));
+
     let weights = placement
         .weights
         .iter()

@@ -189,6 +189,7 @@ impl<P: Policy> Policy for Verifier<P> {
             verdicts: &self.verdicts,
             ..view
         });
+
         self.verdicts.latest = None;
         let mut decision = self.finalize_decision(decision, &view, is_rolled_back);
         decision.reasons.splice(0..0, reasons);
@@ -202,6 +203,7 @@ impl<P: Policy> Policy for Verifier<P> {
         } else if plan_without_pins.is_some() {
             decision.reasons.push(explain::explain_unpinning(&view));
         }
+
         decision
     }
 }
@@ -218,6 +220,7 @@ impl<P> Verifier<P> {
             self.accept_monitored_change(None, view, reasons);
             return false;
         }
+
         let config = self.config();
         let history = self.history.get_or_insert_with(|| History::new(view));
         let is_measured = history.observe(view, config.trial_windows as usize);
@@ -225,6 +228,7 @@ impl<P> Verifier<P> {
         if is_measured && self.end_interrupted_change(view, reasons) {
             return false;
         }
+
         let monitored_change = self.open_change.as_ref().map(|open| open.change.as_ref());
         let judge = Judge {
             config,
@@ -234,6 +238,7 @@ impl<P> Verifier<P> {
         let Some(history) = &mut self.history else {
             return false;
         };
+
         match judge.judge(history, view) {
             Judgement::Undecided => {}
             Judgement::NotMeasured => self.accept_monitored_change(None, view, reasons),
@@ -246,6 +251,7 @@ impl<P> Verifier<P> {
                 return true;
             }
         }
+
         false
     }
 
@@ -274,6 +280,7 @@ impl<P> Verifier<P> {
         let Some(open_change) = self.open_change.take() else {
             return;
         };
+
         let outcome = if measured.is_some() {
             VerificationOutcome::NotSlower
         } else {
@@ -338,6 +345,7 @@ impl<P> Verifier<P> {
         let Some(history) = &mut self.history else {
             return;
         };
+
         history.revert(regression.is_from_baseline);
         let PlanRecord {
             plan: reference,
@@ -352,6 +360,7 @@ impl<P> Verifier<P> {
         if self.home_restorer.is_some() {
             reason.text += "; tasks return to their earlier caches";
         }
+
         reasons.push(reason);
         let change = open_change.map(|open| open.change);
         let verdict = ChangeVerdict {
@@ -421,6 +430,7 @@ impl<P> Verifier<P> {
         if *verification == Verification::Pending {
             return false;
         }
+
         let missing_windows = if config.waits_for_reference {
             history.missing_windows(config.trial_windows as usize)
         } else {
@@ -433,6 +443,7 @@ impl<P> Verifier<P> {
             tasks: known_tasks,
             ..
         } = &history.reference;
+
         let window = view.observation.window;
         let refusal = || {
             self.verdicts.cooldown.refusal_of(

@@ -31,6 +31,7 @@ pub fn median_difference(
     if values_before.len() < 2 || values_after.len() < 2 {
         return None;
     }
+
     let latest_values =
         &values_before[values_before.len() - latest_count.clamp(2, values_before.len())..];
     let degrees_of_freedom = (values_before.len() + values_after.len() - 2) as f64;

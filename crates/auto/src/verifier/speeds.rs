@@ -58,6 +58,7 @@ pub fn measure_speeds(view: &View<'_>) -> WindowSpeeds {
     if elapsed_ns == 0 {
         return WindowSpeeds::new();
     }
+
     let process_speed = |threads: Vec<&TaskSample>| ProcessSpeed {
         phase: ProcessPhase::from_threads(&threads, view),
         log_rates: log_rates(&threads, elapsed_ns),
@@ -77,6 +78,7 @@ fn log_rates(threads: &[&TaskSample], elapsed_ns: u64) -> BTreeMap<WorkMetric, f
             *sums.entry(metric).or_insert(0.0) += count;
         }
     }
+
     // If a thread ran uncounted, the sum is only a part of the process's work, and does not measure its speed.
     let is_uncounted = |thread: &&&TaskSample| {
         let has_run = thread.has_run();
@@ -85,6 +87,7 @@ fn log_rates(threads: &[&TaskSample], elapsed_ns: u64) -> BTreeMap<WorkMetric, f
     if threads.iter().any(|thread| is_uncounted(&thread)) {
         sums.remove(&WorkMetric::Instructions);
     }
+
     let seconds = elapsed_ns as f64 / 1e9;
     let rates = sums.into_iter().map(|(work, sum)| (work, sum / seconds));
     rates

@@ -131,6 +131,7 @@ impl CanonicalPlan {
             core.contexts
                 .push(plan_by_cpu.build_context(cpu.id, cpu.online, cpu.hertz));
         }
+
         let weight_bits = |task: &TaskId| {
             plan.weights
                 .get(task)
@@ -188,12 +189,15 @@ impl PlanByCpu {
                     .push(*task);
             }
         }
+
         restrict_gangs(&plan.gangs, live_tasks)
             .iter()
             .for_each(|schedule| plan_by_cpu.add_gangs(schedule));
+
         for share in restrict_shares(&plan.shares, live_tasks) {
             let cache = topology.cache(share.cache);
             let members = sort_items(share.members);
+
             match &share.units {
                 Units::Colors {
                     allowed,
@@ -219,6 +223,7 @@ impl PlanByCpu {
                 }
             }
         }
+
         plan_by_cpu
     }
 
@@ -233,6 +238,7 @@ impl PlanByCpu {
                         .push((gang_index, *task));
                 }
             }
+
             gangs.push((
                 gang.slices,
                 sort_items(
@@ -242,6 +248,7 @@ impl PlanByCpu {
                 ),
             ));
         }
+
         for cpu in schedule.cpus.iter() {
             let signature = (schedule.cpus.count(), schedule.slice_ns, gangs.clone());
             self.rotations.entry(cpu).or_default().push(signature);

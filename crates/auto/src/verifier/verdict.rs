@@ -117,6 +117,7 @@ impl GuardVerdict {
             .map(|change| change.goal_change)
             .map(GoalChange::broken_goal_change)
             .sum();
+
         // More goals are broken, or one process lost more than the others gained.
         let is_harmful = broken_goal_change > 0 || broken_goal_change == 0 && is_loss_uncompensated;
         GuardVerdict {
@@ -154,6 +155,7 @@ fn significant_objective_value(changes: &[ProcessChange], objective: GuardObject
             0.0
         }
     };
+
     match objective {
         GuardObjective::WorstProcessSpeed => changes
             .iter()
@@ -193,6 +195,7 @@ fn weighted_mean(changes: &[ProcessChange]) -> (f64, f64, f64) {
         .zip(&weights)
         .map(|(change, weight)| weight * change.clamped_log_ratio())
         .sum();
+
     let variance_shares = changes
         .iter()
         .zip(&weights)
@@ -221,6 +224,7 @@ fn normalized_weights(
         .map(|change| change.priority * factor(change))
         .collect();
     let weight_sum: f64 = weights.iter().sum();
+
     for change in changes {
         let is_same_user = |process_change: &ProcessChange| process_change.user == change.user;
         let user_weight: f64 = changes
@@ -229,6 +233,7 @@ fn normalized_weights(
             .filter(|(process_change, _)| is_same_user(process_change))
             .map(|(_, weight)| weight)
             .sum();
+
         // At most one user can have more than half.
         if user_weight > weight_sum / 2.0 && user_weight < weight_sum {
             let weight_factor = (weight_sum - user_weight) / user_weight;
@@ -240,6 +245,7 @@ fn normalized_weights(
             break;
         }
     }
+
     let weight_sum: f64 = weights.iter().sum();
     if weight_sum > 0.0 {
         weights.iter_mut().for_each(|weight| *weight /= weight_sum);

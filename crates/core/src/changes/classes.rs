@@ -102,6 +102,7 @@ pub(super) fn build_classes(
         .iter()
         .map(|task| (task.task, LimitRow::default()))
         .collect();
+
     for share in &plan.shares {
         let Units::Ways { mask } = &share.units else {
             continue;
@@ -229,6 +230,7 @@ fn add_bandwidth_limits(
 fn group_by_row(rows: &[(TaskId, LimitRow)]) -> Vec<ServiceClass> {
     let mut classes: Vec<ServiceClass> = Vec::new();
     let is_limited = |row: &LimitRow| !row.masks.is_empty() || !row.bandwidth.is_empty();
+
     for (task, row) in rows.iter().filter(|(_, row)| is_limited(row)) {
         let limits = ClassLimits {
             masks: row
@@ -260,11 +262,13 @@ fn group_by_row(rows: &[(TaskId, LimitRow)]) -> Vec<ServiceClass> {
         class
             .bandwidth_limits
             .extend(bandwidth.map(|(&cache, &(group, _))| (group, cache)));
+
         for keys in [&mut class.shares, &mut class.bandwidth_limits] {
             keys.sort_unstable();
             keys.dedup();
         }
     }
+
     classes
 }
 
@@ -279,6 +283,7 @@ pub fn assign_class_ids(classes: &[ServiceClass], state: &MachineState) -> Vec<S
         let live_classes = current_classes.filter(|place| state.classes.contains_key(place));
         live_classes.for_each(|place| *member_counts.entry((index, place)).or_default() += 1);
     }
+
     let mut candidates: Vec<((usize, ServiceClassId), u32)> = member_counts.into_iter().collect();
     candidates.sort_by_key(|&(candidate, members)| (std::cmp::Reverse(members), candidate));
     let mut assigned_ids: Vec<Option<ServiceClassId>> = vec![None; classes.len()];
@@ -292,6 +297,7 @@ pub fn assign_class_ids(classes: &[ServiceClass], state: &MachineState) -> Vec<S
             assigned_ids[index] = Some(free_ids.remove(free_index));
         }
     }
+
     let mut remaining_ids = free_ids.into_iter();
     let mut new_ids = (0..)
         .map(ServiceClassId)

@@ -41,6 +41,7 @@ pub(super) fn cpuset_steps(
         let target = confinement_of(group).map_or(&cpus.original, |confined| &confined.cpus);
         (cpus.current != *target).then_some((group, &cpus.current, target))
     });
+
     let changed_cpus: Vec<(&String, &CpuSet, &CpuSet)> = changed_cpus.collect();
     let has_changing_relative = |group: &str| {
         changed_cpus

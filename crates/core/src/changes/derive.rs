@@ -61,6 +61,7 @@ pub fn derive_changes(
     };
     let schedules = builder.select_runnable_schedules();
     let stop_changes = builder.stop_gangs(&schedules);
+
     let widening_changes = builder.confine_groups();
     let move_changes = builder.move_tasks(&schedules, &widening_changes);
     builder.set_weights();
@@ -117,11 +118,13 @@ impl ChangeListBuilder<'_> {
     fn select_runnable_schedules(&mut self) -> Vec<(usize, GangSchedule)> {
         let mut schedules = Vec::new();
         let unsupported_reason = self.unsupported_reason(Ability::Gangs);
+
         for (index, schedule) in self.plan.gangs.iter().enumerate() {
             if let Some(reason) = &unsupported_reason {
                 self.refuse(PlanItem::Gangs(index), RefusalReason::NoPermission, reason);
                 continue;
             }
+
             let mut runnable_schedule = schedule.clone();
             let mut refused_members: BTreeMap<TaskId, (RefusalReason, String)> = BTreeMap::new();
             for gang in &mut runnable_schedule.gangs {
@@ -144,13 +147,16 @@ impl ChangeListBuilder<'_> {
             for (because, message) in refused_members.into_values() {
                 self.refuse(PlanItem::Gangs(index), because, message);
             }
+
             runnable_schedule
                 .gangs
                 .retain(|gang| !gang.members.is_empty());
+
             if !runnable_schedule.gangs.is_empty() {
                 schedules.push((index, runnable_schedule));
             }
         }
+
         schedules
     }
 
@@ -159,6 +165,7 @@ impl ChangeListBuilder<'_> {
         planned_schedules: &[(usize, GangSchedule)],
     ) -> Vec<(ChangeId, GangSchedule)> {
         let mut stop_changes = Vec::new();
+
         for running_schedule in &self.state.gangs {
             if planned_schedules
                 .iter()
@@ -212,12 +219,14 @@ impl ChangeListBuilder<'_> {
             widening_changes.insert(group.clone(), id);
         }
         let mut narrowing_changes: Vec<(String, ChangeId)> = Vec::new();
+
         for step in steps.iter().rev().filter(|step| step.narrows()) {
             let group = &step.group;
             let narrowed_descendants = narrowing_changes
                 .iter()
                 .filter(|(narrowed_group, _)| is_below(narrowed_group, group))
                 .map(|(_, id)| *id);
+
             // A group that will inherit its parent's CPUs was narrower before, and may contain CPUs that the parent
             // loses.
             let inheriting_steps = steps.iter().filter(|inheriting_step| {
@@ -226,6 +235,7 @@ impl ChangeListBuilder<'_> {
             let inheriting_widenings = inheriting_steps
                 .filter_map(|inheriting_step| widening_changes.get(&inheriting_step.group))
                 .copied();
+
             // A group that inherited its parent's CPUs may be given CPUs that the parent must receive first.
             let ancestor_widenings = widening_changes
                 .iter()
@@ -239,6 +249,7 @@ impl ChangeListBuilder<'_> {
                 .chain(ancestor_widenings)
                 .chain(own_widening)
                 .collect();
+
             let (from, to) = (step.intermediate.clone(), step.target.clone());
             let kind = ChangeKind::Cpuset {
                 group: group.clone(),
@@ -248,6 +259,7 @@ impl ChangeListBuilder<'_> {
             let id = self.push(whole_plan(), dependencies, kind);
             narrowing_changes.push((group.clone(), id));
         }
+
         widening_changes
     }
 
@@ -380,6 +392,7 @@ impl ChangeListBuilder<'_> {
             };
             create_changes.insert(class, self.push(service_class.items(), [], kind));
         }
+
         let mut ready_changes = create_changes.clone();
         for (&class, content) in &classes_by_id {
             let current_limits = self.state.classes.get(&class).cloned().unwrap_or_default();
@@ -509,6 +522,7 @@ impl ChangeListBuilder<'_> {
         else {
             return None;
         };
+
         let limits = &self.state.limits;
         let message = if allowed.is_empty()
             || allowed.iter().last() >= self.capabilities.colors_of(share.cache)
@@ -609,5 +623,6 @@ fn cpus_by_gang_member(schedules: &[(usize, GangSchedule)]) -> BTreeMap<TaskId, 
             }
         }
     }
+
     cpus_by_member
 }

@@ -163,6 +163,7 @@ fn describe_gangs(schedule: &GangSchedule) -> String {
         };
         format!("tasks {}{slices}", members.join("+"))
     };
+
     let gangs: Vec<String> = schedule.gangs.iter().map(describe_gang).collect();
     format!(
         "CPUs {}: {}, {} ms a slice",

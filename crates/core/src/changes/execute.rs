@@ -65,6 +65,7 @@ pub fn refused_items(
                 _ => continue,
             },
         };
+
         let items = change
             .items
             .iter()
@@ -74,6 +75,7 @@ pub fn refused_items(
             ..cause.clone()
         }));
     }
+
     refusals
 }
 

@@ -47,6 +47,7 @@ pub fn nearest_mask(
     } else {
         available_ways.clone()
     };
+
     if !mask.is_empty() {
         while mask.count() < limits.min_ways {
             let is_adjacent =
@@ -68,6 +69,7 @@ pub fn nearest_mask(
             mask.insert(way);
         }
     }
+
     if mask.count() < limits.min_ways.max(1) {
         return Err(UnsupportedMask {
             requested: requested.clone(),
@@ -191,6 +193,7 @@ mod tests {
                 let is_available = mask.iter().all(|way| way < ways && !limits.reserved_ways.contains(way));
                 is_available && mask.count() >= at_least && (!contiguous || is_contiguous(mask))
             };
+
             match nearest_mask(&requested, &limits) {
                 Ok((given, said)) => {
                     prop_assert!(good(&given), "{} of {}", given, requested);

@@ -212,6 +212,7 @@ impl ChangeKind {
     /// The inverse change: applied after this one, it restores the state before it.
     pub fn inverse(&self) -> ChangeKind {
         use ChangeKind::*;
+
         match self.clone() {
             Affinity {
                 task,

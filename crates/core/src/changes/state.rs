@@ -172,6 +172,7 @@ impl MachineState {
                 {
                     return Err("other gangs have one of the CPUs");
                 }
+
                 let index = self
                     .gangs
                     .partition_point(|running| running.cpus < schedule.cpus);
@@ -212,6 +213,7 @@ impl MachineState {
                 return Err("a group above has fewer CPUs");
             }
         }
+
         replace_if_current(
             &mut self
                 .groups

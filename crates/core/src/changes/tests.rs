@@ -46,6 +46,7 @@ fn sample_capabilities() -> Capabilities {
         contiguous: true,
         max_groups: 4,
     };
+
     let colors = PartitionSupport::Colors {
         colors: COLORS,
         page_bytes: 4096,
@@ -78,6 +79,7 @@ fn start() -> MachineState {
         class_owner: None,
         no_idle_turns: None,
     };
+
     let group = |name: &str| (name.to_string(), TrackedObject::new(all_cpus.clone()));
     MachineState {
         tasks: (0..TASKS).map(task).collect(),
@@ -113,6 +115,7 @@ fn arbitrary_inputs() -> impl Strategy<Value = ChangeInputs> {
     let gangs = (0..3u32, 1..3u64);
     let limits = proptest::collection::vec((0..3u32, 1..10u32), 0..3);
     let groups = (0..4u32, pair(), pair());
+
     (tasks, shares, limits, gangs, groups).prop_map(|(tasks, shares, limits, gangs, groups)| {
         let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
         for (index, (placed, (first, width), weight)) in tasks.into_iter().enumerate() {
@@ -124,6 +127,7 @@ fn arbitrary_inputs() -> impl Strategy<Value = ChangeInputs> {
                 plan.weights.insert(task, f64::from(weight));
             }
         }
+
         for (index, (process, cache, ways, (first, width))) in shares.into_iter().enumerate() {
             let units = match ways {
                 true => Units::Ways {
@@ -134,6 +138,7 @@ fn arbitrary_inputs() -> impl Strategy<Value = ChangeInputs> {
                     migration: PageMigration::All,
                 },
             };
+
             let members = vec![ShareMember::Process(ProcessId(process))];
             plan.shares.push(crate::CacheShare {
                 group: GroupId(index as u32),
@@ -142,6 +147,7 @@ fn arbitrary_inputs() -> impl Strategy<Value = ChangeInputs> {
                 units,
             });
         }
+
         for (index, (process, tens)) in limits.into_iter().enumerate() {
             plan.bandwidth.push(BandwidthLimit {
                 group: GroupId(index as u32),
@@ -150,6 +156,7 @@ fn arbitrary_inputs() -> impl Strategy<Value = ChangeInputs> {
                 level: 10 * tens,
             });
         }
+
         let gang = |task: u32| Gang {
             members: vec![(TaskId(task), None)],
             slices: 1,
@@ -163,6 +170,7 @@ fn arbitrary_inputs() -> impl Strategy<Value = ChangeInputs> {
                 gangs: vec![gang(0), gang(1)],
             });
         }
+
         if kind > 1 {
             plan.gangs.push(GangSchedule {
                 cpus: cpus(1..2),
@@ -170,6 +178,7 @@ fn arbitrary_inputs() -> impl Strategy<Value = ChangeInputs> {
                 gangs: vec![gang(2), gang(3)],
             });
         }
+
         let (named, outer, inner) = groups;
         let outer = run_of(outer.0, outer.1, CPUS);
         let inner = run_of(inner.0, inner.1, CPUS).intersection(&outer);
@@ -185,6 +194,7 @@ fn arbitrary_inputs() -> impl Strategy<Value = ChangeInputs> {
                 cpus: inner,
             });
         }
+
         if named > 1 {
             confined.push(CpusetGroup {
                 cgroup: "/c".to_string(),
@@ -230,6 +240,7 @@ fn assert_plan_in_force(inputs: &ChangeInputs, state: &MachineState, derived: &C
             None if task.group.is_none() => assert_eq!(affinity.count(), CPUS),
             None => {}
         }
+
         let weight = inputs.plan.weights.get(&task.task).copied().unwrap_or(1.0);
         assert_eq!(task.weight.as_ref().unwrap().current, weight);
         let mut masks = WayMasks::new();
@@ -241,6 +252,7 @@ fn assert_plan_in_force(inputs: &ChangeInputs, state: &MachineState, derived: &C
                 masks.entry(share.cache).or_insert_with(|| mask.clone());
             }
         }
+
         let class = task
             .class
             .map(|class| state.classes[&class].clone())
@@ -254,6 +266,7 @@ fn assert_plan_in_force(inputs: &ChangeInputs, state: &MachineState, derived: &C
         }
         assert_eq!(class.bandwidth, levels);
     }
+
     for (process, colors) in &state.colors {
         let is_of_process = |share: &&crate::CacheShare| {
             matches!(share.units, Units::Colors { .. })
@@ -350,6 +363,7 @@ proptest! {
                 error.to_string()
             })
         });
+
         prop_assert_eq!(failed_else, Vec::<String>::new());
         let mut needs = std::collections::BTreeSet::from([broken]);
         for (change, outcome) in changes.iter().zip(&outcomes) {
@@ -360,6 +374,7 @@ proptest! {
                 prop_assert_eq!(outcome, &ChangeOutcome::Done);
             }
         }
+
         let done_changes: Vec<Change> =
             changes.iter().zip(&outcomes).filter(|(_, outcome)| **outcome == ChangeOutcome::Done).map(|(change, _)| change.clone()).collect();
         make_all(&mut changed_state, &undo(&done_changes));
@@ -392,6 +407,7 @@ fn every_change_prints_as_one_plain_line() {
         slice_ns: 20_000_000,
         gangs: vec![gang([1, 2], 1), gang([3, 4], 2)],
     };
+
     let masks = || -> ClassLimits {
         WayMasks::from([(CacheId(0), set("0-3")), (CacheId(1), set("4"))]).into()
     };
@@ -406,6 +422,7 @@ fn every_change_prints_as_one_plain_line() {
         })
     };
     let (task, class) = (TaskId(3), ServiceClassId(1));
+
     let lines = [
         (
             ChangeKind::Affinity {
@@ -491,6 +508,7 @@ fn every_change_prints_as_one_plain_line() {
             "start gangs on CPUs 0-1: tasks 1+2, then tasks 3+4 for 2 slices, 20 ms a slice",
         ),
     ];
+
     for (kind, line) in lines {
         assert_eq!(kind.to_string(), line);
         assert_eq!(kind.inverse().inverse(), kind);
@@ -514,6 +532,7 @@ fn members_gangs_and_removals_have_their_dependencies() {
         cache: CacheId(0),
         units,
     });
+
     let gang = |task| Gang {
         members: vec![(TaskId(task), None)],
         slices: 1,
@@ -536,6 +555,7 @@ fn members_gangs_and_removals_have_their_dependencies() {
             })
             .collect()
     };
+
     let want = [
         ("move task 2 't2' to CPUs 0", vec![]),
         ("move task 3 't3' to CPUs 0", vec![]),
@@ -578,6 +598,7 @@ fn unsupported_items_are_refused_and_the_rest_applied() {
     state.colors.remove(&ProcessId(1));
     let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
     state.tasks[3].no_idle_turns = Some("real time".to_string());
+
     let gangs = vec![Gang {
         members: vec![(TaskId(3), None)],
         slices: 1,
@@ -593,6 +614,7 @@ fn unsupported_items_are_refused_and_the_rest_applied() {
         (TaskId(1), set("1")),
     ]
     .into();
+
     let share = |group, member, cache, units| crate::CacheShare {
         group: GroupId(group),
         members: vec![member],
@@ -688,6 +710,7 @@ fn limits_of_bandwidth_become_those_of_the_hardware() {
             level,
         });
     }
+
     let inputs = ChangeInputs {
         plan,
         confined: Vec::new(),
@@ -721,6 +744,7 @@ fn classes_keep_hardware_classes_then_reuse_then_create_them() {
     for (index, class) in [(0, 4), (1, 4), (2, 1), (3, 4)] {
         state.tasks[index].class = Some(ServiceClassId(class));
     }
+
     state.classes = [0, 1, 4]
         .map(|class| (ServiceClassId(class), ClassLimits::default()))
         .into();

@@ -20,6 +20,7 @@ fn window_fixture(number: u64, cycles_per_instr: f64, has_counts: bool) -> Obser
         (CounterEvent::Instructions, 1_000_000_000),
         (CounterEvent::Cycles, cycles),
     ]);
+
     let goal = Some(Goal {
         max_slowdown: Some(0.05),
         ..Goal::default()
@@ -68,6 +69,7 @@ fn state_after(
             )
             .pop();
     }
+
     last_report.expect("the program has a promise")
 }
 
@@ -156,6 +158,7 @@ fn waiting_counts_and_a_plan_change_restarts_the_measurement() {
     changed_plan
         .affinity
         .insert(TaskId(0), [0].into_iter().collect());
+
     let mut observe = |wait_ns: u64, new_plan: &Plan| {
         let mut observation = window_fixture(0, 1.0, true);
         observation.tasks[0].run_queue_wait_ns = Some(wait_ns);
@@ -201,6 +204,7 @@ fn time_off_the_cpu_counts_by_its_length() {
     for number in 0..4 {
         observe(window_fixture(number, 1.0, true));
     }
+
     let mut waiting_window = window_fixture(4, 1.0, false);
     waiting_window.span.elapsed_ns = SECOND / 2;
     waiting_window.tasks[0].on_cpu_ns.clear();
@@ -232,6 +236,7 @@ fn the_model_removes_memory_waits_that_more_cache_would_remove() {
         counts,
         ..TaskSample::new(TaskId(0), ProcessId(0))
     };
+
     let curve = vec![
         (1 << 19, Estimate::exact(10.0)),
         (1 << 20, Estimate::exact(5.0)),

@@ -45,6 +45,7 @@ fn observation_at(window: u64) -> Observation {
         ]);
         task.progress = Some(f64::MIN_POSITIVE);
     }
+
     observation
 }
 

@@ -86,6 +86,7 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
         while self.connections.len() >= self.capacity {
             self.close_oldest();
         }
+
         let slot = ConnectionSlot::default();
         let (service, own_slot, deadlines) = (service(slot.clone()), slot.clone(), self.deadlines);
         let task = tokio::spawn(async move {

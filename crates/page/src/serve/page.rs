@@ -151,6 +151,7 @@ impl PageBuffer {
             curves: snapshot.curves,
             matrix: snapshot.matrix,
         });
+
         while self.windows.len() > MAX_BUFFERED_WINDOWS
             || (self.event_bytes > MAX_BUFFERED_BYTES && self.windows.len() > 1)
         {
@@ -251,6 +252,7 @@ fn serve_at(
     } else {
         None
     };
+
     let mut charts = PageCharts::new(header);
     let run = random_text()?;
     let mut head = page_header(header, "live");
@@ -264,6 +266,7 @@ fn serve_at(
     } else {
         BoundListener::bind_address(&page_address.address)?
     };
+
     let server = Arc::new(PageServer {
         buffer: Mutex::new(PageBuffer {
             run,
@@ -276,6 +279,7 @@ fn serve_at(
         token: token.clone(),
         viewer_count: AtomicUsize::new(0),
     });
+
     let display_address = match (&listener, &token) {
         (BoundListener::Path(_), _) => format!("socket {}", page_address.address),
         (BoundListener::Tcp(_, address), Some(token)) => format!("http://{address}/#token={token}"),
@@ -380,6 +384,7 @@ impl BoundListener {
             }
             BoundListener::Path(listener) => {
                 let listener = tokio::net::UnixListener::from_std(listener)?;
+
                 Box::pin(async move {
                     let mut connection_limit = ConnectionLimit::new(MAX_CONNECTIONS, deadlines);
                     loop {
@@ -458,6 +463,7 @@ fn respond(
             .headers_mut()
             .insert(name, HeaderValue::from_static(value));
     }
+
     response
         .headers_mut()
         .insert(POLICY_HEADER, server.policy_value.clone());
@@ -642,6 +648,7 @@ async fn stream_to_viewer(
         (first_events, buffer.events_after(last_seen).0)
     };
     last_seen = last_sent;
+
     loop {
         for event in events.drain(..) {
             match tokio::time::timeout(MAX_SEND_TIME, sender.send(event)).await {
@@ -650,6 +657,7 @@ async fn stream_to_viewer(
                 Err(_) => return ViewerEnd::Stalled,
             }
         }
+
         match tokio::time::timeout(HEARTBEAT_INTERVAL, window_updates.changed()).await {
             Ok(Ok(())) => (last_seen, events) = server.lock_buffer().events_after(last_seen),
             Ok(Err(_)) => return ViewerEnd::Disconnected,

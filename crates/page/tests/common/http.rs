@@ -21,6 +21,7 @@ pub fn exchange(
     for (name, value) in headers.iter().filter(|(name, _)| *name != "Host") {
         head.push_str(&format!("{name}: {value}\r\n"));
     }
+
     stream.write_all(format!("{head}\r\n").as_bytes()).unwrap();
     let (mut answer, mut chunk) = (Vec::new(), [0u8; 4096]);
     while String::from_utf8_lossy(&answer)
@@ -33,6 +34,7 @@ pub fn exchange(
             Ok(read) => answer.extend_from_slice(&chunk[..read]),
         }
     }
+
     let text = String::from_utf8_lossy(&answer).into_owned();
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
     (head.to_string(), body.to_string())

@@ -91,6 +91,7 @@ impl Browser {
         let pipe = self.commands.as_mut().unwrap();
         pipe.write_all(format!("{command}\0").as_bytes()).unwrap();
         pipe.flush().unwrap();
+
         loop {
             let mut text = Vec::new();
             self.answers.read_until(0, &mut text).unwrap();
@@ -216,6 +217,7 @@ pub fn page_header(caches: u32) -> PageHeader {
         ways: Some(16),
         colors: None,
     };
+
     PageHeader {
         shape: SHAPE,
         version: "1".into(),

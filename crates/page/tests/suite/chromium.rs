@@ -56,6 +56,7 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
         rounded((state >> 40) as f64 / f64::from(1 << 24))
     };
     let mut places: Vec<u32> = (0..programs).map(|program| program % caches).collect();
+
     let snapshots = (0..windows).map(|window| {
         let mut decisions = Vec::new();
         if window % 10 == 5 {
@@ -80,6 +81,7 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
                 });
             }
         }
+
         let programs_shown = (0..programs).map(|program| {
             let slowdown = rounded(0.4 * f64::from(program * 7 % 5) / 5.0 + 0.05 * draw());
             ProgramSnapshot {
@@ -100,6 +102,7 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
                 ..ProgramSnapshot::default()
             }
         });
+
         let programs_shown: Vec<_> = programs_shown.collect();
         let members = programs.min(16) as usize;
         let mut table = || {
@@ -113,6 +116,7 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
             measured: table(),
             windows: vec![vec![3; members]; members],
         };
+
         let curve = |program| CurveSnapshot {
             program,
             level: "L3".into(),
@@ -128,6 +132,7 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
                 })
                 .collect(),
         };
+
         let share = |group: u32, indices: &str| ShareSnapshot {
             group,
             cache: 0,
@@ -137,6 +142,7 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
             occupancy_bytes: Some(7 << 20),
             ..ShareSnapshot::default()
         };
+
         Snapshot {
             window,
             at_s: window as f64 + 1.0,
@@ -164,6 +170,7 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
             ..Snapshot::default()
         }
     });
+
     RecordedRun {
         snapshots: snapshots.collect(),
         head,
@@ -193,6 +200,7 @@ fn the_page_fits_the_window_and_every_control_has_a_name() {
     let _dir = open(&mut browser, &run(8, 2, 40, plain_name));
     browser.eval("cachemate.show(30); cachemate.choose(2)");
     let mut papers = Vec::new();
+
     for (width, scheme) in [
         (1280, "light"),
         (1280, "dark"),
@@ -316,6 +324,7 @@ fn a_recording_opens_at_its_worst_moment() {
     for snapshot in &mut snapshots.snapshots {
         snapshot.services = sample_services(snapshot.window);
     }
+
     let _dir = open(&mut browser, &snapshots);
     let clock = "document.getElementById('clock').textContent";
     assert_eq!(browser.eval(clock), json!("window 8, 9 s"));
@@ -328,6 +337,7 @@ fn a_recording_opens_at_its_worst_moment() {
     ] {
         assert!(culprit.contains(words), "{words}: {culprit}");
     }
+
     let rows = "document.querySelectorAll('#strip .lost')";
     assert_eq!(browser.eval(&format!("{rows}.length")), json!(2));
     let most = browser.eval(&format!("{rows}[0].textContent"));

@@ -227,6 +227,7 @@ fn viewers_that_read_nothing_are_disconnected() {
         stream.write_all(head.as_bytes()).unwrap();
         stream
     };
+
     let start = Instant::now();
     let _silent: Vec<TcpStream> = (0..8).map(silent).collect();
     let mut was_full = false;
@@ -279,6 +280,7 @@ fn a_reconnecting_viewer_gets_the_missed_windows_once() {
     )
     .unwrap();
     let (address, _) = split_token(&feed.address);
+
     let read_events = |id: Option<&str>, last: u64| {
         let mut stream = TcpStream::connect(&address).unwrap();
         let id = id.map_or(String::new(), |id| format!("Last-Event-ID: {id}\r\n"));
@@ -296,6 +298,7 @@ fn a_reconnecting_viewer_gets_the_missed_windows_once() {
         }
         ids
     };
+
     let mut builder = SnapshotBuilder::new(&header());
     for window in 0..4 {
         let snapshot = builder.build_snapshot(&record(window), &Profiles::new(), None);
@@ -303,6 +306,7 @@ fn a_reconnecting_viewer_gets_the_missed_windows_once() {
         // One at a time, because windows are dropped if the page is behind.
         std::thread::sleep(Duration::from_millis(300));
     }
+
     let event_ids = read_events(None, 3);
     let windows = |ids: &[String]| {
         ids.iter()

@@ -82,6 +82,7 @@ fn check_look(browser: &mut Browser, name: &str, file: &Path, width: u32, hide: 
     if std::env::var_os("UPDATE_EXPECT").is_some() {
         std::fs::write(&stored, &found).unwrap();
     }
+
     let expected = std::fs::read_to_string(&stored).unwrap();
     let (expected_fonts, expected) = expected.split_once('\n').unwrap();
     let (fonts, found) = found.split_once('\n').unwrap();
@@ -120,6 +121,7 @@ pub(crate) fn sample_services(window: u64) -> Vec<ServiceSnapshot> {
     };
     let unit = |name: &str| ServiceIdentity::new(ServiceKind::Unit, name);
     let waiting = if (8..13).contains(&window) { 0.7 } else { 0.1 };
+
     let service = |name: &str, cache: f64, waiting: f64| {
         ServiceSnapshot::new(&ServiceReport {
             service: unit(name),
@@ -148,6 +150,7 @@ pub(crate) fn sample_services(window: u64) -> Vec<ServiceSnapshot> {
             reason: None,
         })
     };
+
     vec![
         service("redis.service", 0.08, waiting),
         service("web.service", 0.03, 0.02),
@@ -173,6 +176,7 @@ fn sample_run() -> RecordedRun {
         }),
         ..ProgramSnapshot::default()
     };
+
     let table = || {
         (0..4)
             .map(|row| {
@@ -182,6 +186,7 @@ fn sample_run() -> RecordedRun {
             })
             .collect()
     };
+
     let curve = |program| CurveSnapshot {
         program,
         level: "L3".into(),
@@ -197,6 +202,7 @@ fn sample_run() -> RecordedRun {
             })
             .collect(),
     };
+
     let snapshot = |window: u64| Snapshot {
         window,
         at_s: window as f64 + 1.0,
@@ -216,6 +222,7 @@ fn sample_run() -> RecordedRun {
         }),
         ..Snapshot::default()
     };
+
     RecordedRun {
         snapshots: (0..20).map(snapshot).collect(),
         head,

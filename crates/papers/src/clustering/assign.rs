@@ -121,6 +121,7 @@ pub fn assign(
     if chips.is_empty() {
         return assignment;
     }
+
     let movable_members = |members: &[usize]| -> Vec<usize> {
         members
             .iter()
@@ -128,6 +129,7 @@ pub fn assign(
             .filter(|&thread| !threads[thread].is_fixed)
             .collect()
     };
+
     let mut loads = ChipLoads {
         chips,
         thread_counts: chips.iter().map(|chip| chip.fixed_threads).collect(),
@@ -137,6 +139,7 @@ pub fn assign(
         .map(|members| movable_members(members).len())
         .sum::<usize>()
         + unclustered_threads.len();
+
     let mut ordered_clusters: Vec<usize> = (0..clusters.len()).collect();
     ordered_clusters.sort_by_key(|&cluster| std::cmp::Reverse(clusters[cluster].len()));
     for cluster in ordered_clusters {
@@ -201,6 +204,7 @@ fn choose_chips(
     {
         return vec![chip];
     }
+
     let is_acceptable = |&chips: &usize| {
         chips == order.len() || loads.is_balanced(&order[..chips], size, remaining_threads, limit)
     };

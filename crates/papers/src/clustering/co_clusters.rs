@@ -97,11 +97,13 @@ impl SharingMatrix {
         let (mut first_edges, mut edges, mut column_sums) =
             (vec![0], Vec::new(), vec![0u64; column_count]);
         let minimum = floor.max(1);
+
         for thread in threads {
             column_sums
                 .iter_mut()
                 .zip(thread.counters)
                 .for_each(|(sum, &counter)| *sum += u64::from(counter));
+
             for (block, counters) in thread.counters.chunks(COUNTERS_PER_BLOCK).enumerate() {
                 if counters
                     .iter()
@@ -110,6 +112,7 @@ impl SharingMatrix {
                 {
                     continue;
                 }
+
                 let reached_counters = counters
                     .iter()
                     .enumerate()
@@ -119,6 +122,7 @@ impl SharingMatrix {
                     weight: u32::from(c),
                 }));
             }
+
             if let Some(cluster) = thread.previous_cluster {
                 edges.push(Edge {
                     target: (entry_count + cluster) as u32,
@@ -128,6 +132,7 @@ impl SharingMatrix {
             }
             first_edges.push(edges.len());
         }
+
         SharingMatrix {
             entry_count,
             column_count,
@@ -201,6 +206,7 @@ fn transpose(side: &GraphSide, other_count: usize) -> GraphSide {
         };
         side.edges.len()
     ];
+
     for (node, node_edges) in side.nodes().enumerate() {
         for edge in node_edges {
             let next_slot = &mut next_slots[edge.target as usize];
@@ -260,12 +266,14 @@ fn move_to_best_labels(
                 (best_label, best_score) = (candidate, score);
             }
         }
+
         has_moved |= best_label != *label;
         *label = best_label;
         tied_labels
             .drain(..)
             .for_each(|label| tie_weights[label] = 0);
     }
+
     has_moved
 }
 
@@ -312,6 +320,7 @@ fn merge(graph: &Graph, labels: &mut Labels, total_weight: f64) -> bool {
                 f64::from(edge.weight);
         }
     }
+
     let merge_gain = |a: usize, b: usize| {
         let expected_weight = thread_degrees[used_labels[a]] * column_degrees[used_labels[b]]
             + thread_degrees[used_labels[b]] * column_degrees[used_labels[a]];
@@ -357,6 +366,7 @@ fn merge_best_partners(
             has_merged = true;
         }
     }
+
     labels
         .threads
         .iter_mut()
@@ -389,6 +399,7 @@ fn unite_similar_pairs(graph: &Graph, labels: &mut Labels, threshold: u64) -> bo
         .for_each(|(_, &label)| {
             sizes[label] += 1.0;
         });
+
     let used_labels: Vec<usize> = (0..count).filter(|&label| sizes[label] > 0.0).collect();
     let index_by_label = positions_by_label(&used_labels, count);
     let mut similarities = vec![0.0; used_labels.len() * used_labels.len()];
@@ -414,6 +425,7 @@ fn unite_similar_pairs(graph: &Graph, labels: &mut Labels, threshold: u64) -> bo
         }
         touched_labels.drain(..).for_each(|label| sums[label] = 0);
     }
+
     let similarity_of = |a: usize, b: usize| similarities[a * used_labels.len() + b];
     let shared_fraction = |a: usize, b: usize| {
         let (similarity_across, similarity_within) = (
@@ -437,6 +449,7 @@ fn find_communities(graph: &Graph) -> Labels {
     if total_weight <= 0.0 {
         return labels;
     }
+
     for (label, edges) in labels.threads.iter_mut().zip(graph.threads.nodes()) {
         let heavier_edge = |best: (usize, u32), edge: &Edge| match edge.weight > best.1 {
             true => (edge.target as usize, edge.weight),
@@ -444,6 +457,7 @@ fn find_communities(graph: &Graph) -> Labels {
         };
         *label = edges.iter().fold((no_label, 0), heavier_edge).0;
     }
+
     for _ in 0..MAX_ROUNDS {
         propagate(graph, &mut labels, total_weight);
         if !merge(graph, &mut labels, total_weight) {
@@ -469,6 +483,7 @@ fn exclusive_columns(
         .for_each(|(column, &label)| {
             columns[label].push(column);
         });
+
     let mut within_counts = vec![0u64; matrix.column_count];
     for (thread, &label) in threads.iter().zip(&labels.threads) {
         sizes[label] += 1;
@@ -512,11 +527,13 @@ pub(super) fn find_co_clusters(
         if dropped_columns.is_empty() {
             break;
         }
+
         dropped_columns
             .into_iter()
             .for_each(|column| is_selected[column] = false);
         graph = Graph::from_matrix(&matrix, &is_selected);
     }
+
     let is_global = (0..matrix.entry_count)
         .map(|entry| !is_selected[entry])
         .collect();
@@ -545,6 +562,7 @@ fn assign_silent_threads(
                 .or_insert(0) += 1;
         }
     }
+
     for (thread, label) in threads.iter().zip(cluster_by_thread) {
         let is_silent = label.is_none() && thread.counters.iter().all(|&counter| counter < floor);
         let previous_cluster = thread.previous_cluster.filter(|_| is_silent);
@@ -576,6 +594,7 @@ fn cluster_members(
         inner_edges.map(|edge| f64::from(edge.weight)).sum()
     };
     let inner_weights: Vec<f64> = (0..labels.columns.len()).map(inner_weight).collect();
+
     let cluster_of_thread = |(edges, &label): (&[Edge], &usize)| {
         let inside_edges = || {
             edges
@@ -592,6 +611,7 @@ fn cluster_members(
                 || inside_edges().any(|edge| edge.target as usize >= first_cluster_column)))
         .then_some(label)
     };
+
     graph
         .threads
         .nodes()

@@ -167,6 +167,7 @@ impl CounterWeights {
                 row[entry_count + cluster] = cluster_weight;
             }
         }
+
         CounterWeights { column_count, rows }
     }
 

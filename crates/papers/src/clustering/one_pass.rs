@@ -46,6 +46,7 @@ pub(super) fn find_in_one_pass(
         .collect();
     let mut representatives: Vec<usize> = Vec::new();
     let mut labels = Vec::with_capacity(threads.len());
+
     for thread in 0..threads.len() {
         let mut best_match: Option<(u64, usize)> = None;
         for (cluster, &representative) in representatives.iter().enumerate() {

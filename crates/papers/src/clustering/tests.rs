@@ -40,6 +40,7 @@ fn sample_maps(pattern: &SharingPattern<'_>, seed: u64) -> (Vec<Vec<u8>>, Vec<us
             maps.touch(TaskId(thread as u32), region * 128, truth.len());
         }
     }
+
     let entry = |thread: usize| {
         maps.map_of(TaskId(thread as u32))
             .map_or(vec![0; 256], <[u8]>::to_vec)
@@ -125,6 +126,7 @@ fn a_group_that_shares_by_parts_is_found_whole() {
         .enumerate()
         .flat_map(|(group, &size)| vec![group; size])
         .collect();
+
     for seed in 0..20 {
         let mut generator = SplitMix64::new(seed);
         let mut maps = vec![vec![0u8; 256]; truth.len()];
@@ -181,6 +183,7 @@ fn clusters_are_kept_unless_a_thread_changed_groups() {
     [0, 1, 2, 7]
         .into_iter()
         .for_each(|thread| maps[thread] = entry(&[5]));
+
     for method in BOTH {
         let threads: Vec<ThreadMap<'_>> = (0..8)
             .map(|t| ThreadMap {

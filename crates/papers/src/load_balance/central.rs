@@ -47,6 +47,7 @@ fn place_heaviest_first(
     for (task_load, bin) in task_loads.iter().zip(&bins) {
         bin.iter().for_each(|&bin| loads.add(bin, task_load.weight));
     }
+
     let mut ordered_tasks: Vec<usize> = (0..task_loads.len())
         .filter(|&task_index| bins[task_index].is_none())
         .collect();
@@ -60,6 +61,7 @@ fn place_heaviest_first(
                 .total_cmp(&loads.sums[b])
                 .then(tasks_per_cpu(a).total_cmp(&tasks_per_cpu(b)))
         };
+
         let open_bins = (0..capacities.len())
             .filter(|&p| quota.has_room(&capacities[p], loads.counts[p], extra_tasks));
         // All bins exceed their quota only if tasks that cannot move fill them.
@@ -103,6 +105,7 @@ fn match_bins(
             .iter()
             .for_each(|&bin| member_overlap[group][bin] += 1);
     }
+
     let mut sums: Vec<f64> = target_bins
         .iter()
         .enumerate()
@@ -112,6 +115,7 @@ fn match_bins(
         .filter(|&group| target_bins[group].is_none())
         .collect();
     ordered_groups.sort_by(|&a, &b| loads.sums[b].total_cmp(&loads.sums[a]));
+
     for group in ordered_groups {
         let counts_packages = package_sums(capacities, &sums).is_some();
         let package_sum = |bin: usize| -> f64 {
@@ -126,6 +130,7 @@ fn match_bins(
                 0.0
             }
         };
+
         let is_candidate =
             |bin: &usize| !is_taken[*bin] && capacities[*bin].cpus == capacities[group].cpus;
         let compare_distance = |&a: &usize, &b: &usize| {
@@ -140,6 +145,7 @@ fn match_bins(
             .unwrap_or(group);
         (is_taken[bin], sums[bin], target_bins[group]) = (true, loads.sums[group], Some(bin));
     }
+
     groups
         .iter()
         .map(|&group| target_bins[group].unwrap_or(group))

@@ -52,6 +52,7 @@ pub fn exchange(
             quota,
             sides: [(a, tasks_in_bin(a)), (b, tasks_in_bin(b))],
         };
+
         // Every exchange brings at least one of the two tasks closer to its final bin; any further exchanges are due to
         // rounding.
         for _ in 0..2 * task_loads.len() {
@@ -59,12 +60,14 @@ pub fn exchange(
                 break;
             }
         }
+
         for (bin, members) in &pair_exchange.sides {
             members
                 .iter()
                 .for_each(|&task_index| bins[task_index] = *bin);
         }
     }
+
     bins
 }
 
@@ -95,6 +98,7 @@ fn assign_initial_bins(capacities: &[CacheCapacity], task_loads: &[TaskLoad]) ->
             .iter()
             .for_each(|&bin| loads.add(bin, task_load.weight));
     }
+
     let mut bins = Vec::with_capacity(task_loads.len());
     for task_load in task_loads {
         let bin_for_newcomer = || {
@@ -141,6 +145,7 @@ impl PairwiseExchange<'_> {
         if self.move_to_meet_quota(source, target, counts) {
             return true;
         }
+
         let movable_tasks = |side: usize| {
             self.sides[side]
                 .1
@@ -152,6 +157,7 @@ impl PairwiseExchange<'_> {
             > self.quota.min_tasks_per_cpu * self.capacities[source].cpus
             && counts[target] < self.max_tasks(target)
             && self.quota.min_tasks_per_cpu == 0;
+
         let weight_of = |task_index: usize| self.task_loads[task_index].weight;
         let moves = movable_tasks(heavy_side)
             .filter(|_| has_free_seat)
@@ -160,6 +166,7 @@ impl PairwiseExchange<'_> {
         let swaps = movable_tasks(heavy_side).flat_map(|i| {
             movable_tasks(light_side).map(move |j| (weight(i) - weight(j), i, Some(j)))
         });
+
         let remaining_gap = |gap: f64| (difference - 2.0 * gap).abs();
         let best_change = moves.chain(swaps).reduce(|best, candidate| {
             if remaining_gap(candidate.0) < remaining_gap(best.0) {
@@ -168,6 +175,7 @@ impl PairwiseExchange<'_> {
                 best
             }
         });
+
         let margin = min_gain * 0.5 * (sums[0] + sums[1]) + 1e-12 * difference;
         match best_change.filter(|&(gap, ..)| difference - remaining_gap(gap) > margin) {
             None => false,
@@ -201,6 +209,7 @@ impl PairwiseExchange<'_> {
         else {
             return false;
         };
+
         let side = usize::from(self.sides[1].0 == source);
         let movable_tasks = self.sides[side]
             .1

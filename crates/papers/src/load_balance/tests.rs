@@ -182,6 +182,7 @@ proptest! {
                 prop_assert!(totals[a] - totals[b] <= bound + 1e-9, "{:?} {bound}", totals);
             }
         }
+
         let largest_sum = |sums: &[f64]| sums.iter().copied().fold(0.0, f64::max);
         let sorted = sums_by_bin(&capacities, &task_loads, &balance_centrally(&capacities, &task_loads, 0.0));
         let bound = max_distance(&task_loads, seats, largest_sum(&totals), worth_moving);

@@ -202,6 +202,7 @@ impl DemandCurve {
                 .map(curve_point)
                 .collect::<SizeCurve>()
         };
+
         let solo = Some(Fact::oracle(1.0 / self.whole_cache_cycles()));
         Profile::default()
             .with_misses(
@@ -282,6 +283,7 @@ fn isotonic_decreasing(values: Vec<f64>) -> Vec<f64> {
             ));
         }
     }
+
     blocks
         .into_iter()
         .flat_map(|(value, count)| std::iter::repeat_n(value, count))
@@ -324,6 +326,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(space.cycles_per_instr, [3.0, 2.0, 1.5, 1.5]);
+
         assert_eq!(
             (
                 space.sensitivity(),
@@ -354,6 +357,7 @@ mod tests {
         };
         assert_eq!(demand(3.0).misses_per_kilo_instr, [4.0, 1.0, 0.0, 0.0]);
         assert_eq!(demand(7.0).misses_per_kilo_instr, [7.0, 4.0, 3.0, 3.0]);
+
         let high = DemandCurve::from_profile(
             &profile_fixture(&[4.0, 3.0, 3.0, 2.0]),
             Some(speed(1.5)),

@@ -177,6 +177,7 @@ impl HomeCaches {
         for cache_process in &mut processes {
             cache_process.phase = ProcessPhase::from_threads(&cache_process.tasks, view);
         }
+
         let caches: Vec<(&Cache, PartitionSupport)> = view
             .topology
             .caches
@@ -189,6 +190,7 @@ impl HomeCaches {
                 ))
             })
             .collect();
+
         self.0.retain(|process, _| {
             processes
                 .iter()
@@ -198,6 +200,7 @@ impl HomeCaches {
             .iter()
             .map(|&(cache, partition_units)| PartitionedCache::new(cache, partition_units))
             .collect();
+
         for cache_process in processes {
             if let Some(cache) = cache_process.home_cache(&caches) {
                 self.0.insert(cache_process.process, cache);
@@ -210,6 +213,7 @@ impl HomeCaches {
                 domain.processes.push(cache_process);
             }
         }
+
         domains
     }
 }
@@ -255,6 +259,7 @@ impl<'a> PartitionedCache<'a> {
                 .any(|cache_process| cache_process.process == *process),
             ShareMember::Task(_) => false,
         };
+
         let cache_shares = shares.iter().filter(|share| share.cache == self.cache.id);
         let remaining_shares = cache_shares.map(|share| {
             let members = share

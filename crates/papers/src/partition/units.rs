@@ -59,6 +59,7 @@ fn assign_keeping_units(current_units: &[IndexSet], sizes: &[u32], units: u32) -
             .for_each(|unit| free_units.remove(unit));
         assigned_units.push(retained_units);
     }
+
     for (group, &size) in assigned_units.iter_mut().zip(sizes) {
         while group.count() < size {
             let is_adjacent =
@@ -74,6 +75,7 @@ fn assign_keeping_units(current_units: &[IndexSet], sizes: &[u32], units: u32) -
             group.insert(unit);
         }
     }
+
     assigned_units
 }
 

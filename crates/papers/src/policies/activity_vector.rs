@@ -114,6 +114,7 @@ impl Parameters {
                 "1 to 4096",
             ));
         }
+
         ParameterRange::FromZero.check([
             ("busy_above", parameters.busy_above),
             ("weights.newcomer", weights.newcomer),
@@ -127,6 +128,7 @@ impl Parameters {
                 "finite numbers",
             ));
         }
+
         // With a weight of 0, a task could wait forever.
         ParameterRange::Above(0.0).check([("weights.sample", weights.sample)])?;
         Ok(parameters)
@@ -201,6 +203,7 @@ impl ActivityVectors {
     fn update_rates(&mut self, view: &View<'_>, levels: &[Option<CacheLevel>; 3]) {
         self.rates
             .retain(|task, _| view.profiles.contains_key(task));
+
         for task in view.observation.tasks.iter().filter(|task| !task.exited) {
             let Some(profile) = view
                 .profiles
@@ -221,12 +224,14 @@ impl ActivityVectors {
             {
                 continue;
             }
+
             let is_of_task = |evidence: &ProbeEvidence| matches!(evidence, ProbeEvidence::Activity { task: counted_task, .. } if *counted_task == task.task);
             let is_measured = view
                 .observation
                 .probe_results
                 .iter()
                 .any(|probe_result| is_of_task(&probe_result.evidence));
+
             let ran_ns = task.ran_ns();
             // A recorded profile covers a whole sample, and so does the profile of a task that ran all the time.
             let window_scale = if is_measured && ran_ns > 0 {
@@ -259,6 +264,7 @@ impl ActivityVectors {
         if !self.parameters.charges_newcomers() {
             return;
         }
+
         let mut miss_counts: BTreeMap<TaskId, f64> = BTreeMap::new();
         for probe_result in &view.observation.probe_results {
             if let ProbeEvidence::Activity {
@@ -273,6 +279,7 @@ impl ActivityVectors {
                 *miss_counts.entry(*task).or_default() += misses as f64;
             }
         }
+
         self.reload_costs.observe(
             &view.observation.tasks,
             view.observation.span.elapsed_ns,
@@ -288,6 +295,7 @@ impl ActivityVectors {
                 count.1
             }
         };
+
         // The order of arrival is used because floating-point sums depend on the order, which must not depend on task
         // ids.
         let live_rates = || {
@@ -307,6 +315,7 @@ impl ActivityVectors {
             }
             self.parameters.busy_above * sum / super_sets.max(1) as f64
         };
+
         let weights = self.parameters.weights.bit_weights();
         let thresholds: [f64; 6] = std::array::from_fn(|cell| {
             if weights[cell] == 0.0 {
@@ -388,6 +397,7 @@ impl ActivityVectors {
         if tasks.is_empty() || !view.capabilities.has_ability(Ability::CountSuperSets) {
             return Vec::new();
         }
+
         let weights = self.parameters.weights.bit_weights();
         let charges_newcomers = self.parameters.charges_newcomers();
         let mut counted_levels: Vec<CacheLevel> = Vec::new();
@@ -399,6 +409,7 @@ impl ActivityVectors {
                 counted_levels.extend(level.filter(|level| !counted_levels.contains(level)));
             }
         }
+
         let probe_kind = |level| ProbeKind::SuperSets {
             tasks: tasks.clone(),
             level,
@@ -441,6 +452,7 @@ impl CoRunCost for ExpectedVectors {
         else {
             return 0.0;
         };
+
         let cells = self
             .bit_weights
             .iter()

@@ -164,6 +164,7 @@ impl Policy for BalanceSet {
         let mut reasons = Vec::new();
         let has_gangs = view.capabilities.has_ability(Ability::Gangs);
         let mut placement = std::mem::take(&mut self.placement);
+
         for domain in placement.place_tasks_by_cache(view) {
             let is_crowded = domain.tasks.len() > domain.cpus.count() as usize;
             let state = self.caches.entry(domain.cache).or_default();
@@ -173,9 +174,11 @@ impl Policy for BalanceSet {
             } else {
                 (state.gangs, state.gang_inputs, state.turn_ns) = (Vec::new(), Vec::new(), None);
             }
+
             for task in &domain.tasks {
                 plan.affinity.insert(task.task, domain.cpus.clone());
             }
+
             if !state.gangs.is_empty() {
                 match state.update_turn_length(view, &domain, &self.parameters) {
                     Ok(slice_ns) => plan.gangs.push(GangSchedule {
@@ -192,6 +195,7 @@ impl Policy for BalanceSet {
             }
             self.request_reuse_probes(view, &domain, is_crowded, &mut plan);
         }
+
         self.placement = placement;
         self.pending_probes
             .retain(|_, probe| plan.probes.contains(probe));
@@ -233,6 +237,7 @@ impl BalanceSet {
         if !is_crowded || !view.capabilities.has_ability(Ability::SampleReuses) {
             return;
         }
+
         for task in domain.tasks.iter().map(|sample| sample.task) {
             let has_reuse_times = view
                 .profiles
@@ -251,6 +256,7 @@ impl BalanceSet {
             if is_over {
                 continue;
             }
+
             let probe = self.pending_probes.entry(task).or_insert_with(|| {
                 let probe_kind = ProbeKind::ReuseTimes {
                     task,
@@ -280,6 +286,7 @@ impl CacheRotation {
         if let Some(configured_ns) = parameters.slice_ns {
             return Ok(configured_ns);
         }
+
         let cache = view
             .topology
             .last_level_caches()
@@ -293,6 +300,7 @@ impl CacheRotation {
                 slowdown: 0.0,
             })
             .collect();
+
         let longest_gap = task_ids()
             .map(|task| max_turn_gap(&self.gangs, task))
             .max()
@@ -315,10 +323,12 @@ impl CacheRotation {
     ) {
         self.task_models
             .retain(|task, _| domain.tasks.iter().any(|sample| sample.task == *task));
+
         for task in domain.tasks.iter().map(|sample| sample.task) {
             let Some(profile) = view.profiles.get(&task) else {
                 continue;
             };
+
             let is_answered = |probe: &ProbeRequest| {
                 view.observation
                     .probe_results
@@ -359,6 +369,7 @@ impl CacheRotation {
         if inputs == self.gang_inputs {
             return;
         }
+
         let group_size = domain.cpus.count() as usize;
         let task_models: Vec<Option<TaskModel>> = inputs
             .iter()
@@ -369,6 +380,7 @@ impl CacheRotation {
             self.gangs = Vec::new();
             return;
         };
+
         let best_grouping = find_best_groups(&model, group_size);
         let rule = match parameters.rotation {
             TurnFrequency::Fair => RotationRule::Fair,
@@ -380,6 +392,7 @@ impl CacheRotation {
             .map(|group| model.group_miss_ratio(group))
             .sum::<f64>()
             / groups.len() as f64;
+
         reasons.push(Reason::new(
             Vec::new(),
             "groups take turns, at or below the lowest miss ratio that leaves no thread out",
@@ -402,6 +415,7 @@ impl CacheRotation {
                 ),
             ],
         ));
+
         for (position, &task) in tasks.iter().enumerate() {
             let turn_count = groups
                 .iter()
@@ -419,6 +433,7 @@ impl CacheRotation {
                 )],
             ));
         }
+
         self.gangs = groups
             .iter()
             .map(|group| group.iter().map(|&index| tasks[index]).collect())
@@ -444,6 +459,7 @@ fn build_task_model(
             ReplacementKind::Random => statcache::miss_ratio(reuse, lines),
             ReplacementKind::Lru => statstack::miss_ratio(reuse, lines),
         });
+
     let ratio_by_curve = || {
         let curve = MissRateCurve::from_profile(profile.misses_per_kilo_instr()?).ok()?;
         let refs = profile
@@ -456,6 +472,7 @@ fn build_task_model(
     let ratio = ratio_by_reuse
         .or_else(ratio_by_curve)
         .filter(|ratio| ratio.is_finite())?;
+
     let shared_reuse = (parameters.group_model == GroupRatioModel::Composed).then(|| {
         let speed = profile
             .rates
@@ -501,6 +518,7 @@ fn build_group_model(
             model_of_threads().map(|model| model.miss_ratio).collect(),
         ));
     }
+
     let reuse_by_thread: Vec<(ReuseTimes, f64)> = model_of_threads()
         .map(|model| {
             let shared_reuse = model.shared_reuse.as_ref()?;
@@ -514,6 +532,7 @@ fn build_group_model(
         .iter()
         .map(|(times, rate)| (times, *rate))
         .collect();
+
     let lines = domain.size_bytes? / u64::from(domain.line_bytes?).max(1);
     ComposedModel::new(
         &shared,

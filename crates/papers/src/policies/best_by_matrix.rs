@@ -75,6 +75,7 @@ impl Policy for MatrixPolicy {
         let mut plan = Plan::idle(WindowLength::Time {
             ns: self.parameters.window_ns,
         });
+
         for task in &view.observation.tasks {
             let next_row = self.row_by_task.len();
             self.row_by_task.entry(task.task).or_insert(next_row);
@@ -88,6 +89,7 @@ impl Policy for MatrixPolicy {
                     .is_some_and(|&row| row < self.parameters.slowdowns.len())
             })
             .collect();
+
         let mut reasons = Vec::new();
         if tasks.len() != self.placed_cpus.len()
             || !tasks.iter().all(|task| self.placed_cpus.contains_key(task))
@@ -108,6 +110,7 @@ impl MatrixPolicy {
         if seats.iter().all(|cache| cache.cache.is_none()) {
             return;
         }
+
         let row_of_task = |task: &TaskId| self.row_by_task.get(task).copied().unwrap_or(0);
         let cost_of_pair =
             |i: &TaskId, j: &TaskId| self.parameters.slowdowns[row_of_task(i)][row_of_task(j)];
@@ -121,6 +124,7 @@ impl MatrixPolicy {
         let mut solution = (self.solve)(&costs, &seat_counts);
         exchange_equal_caches(view, tasks, &seats, &mut solution.seating);
         let slowdowns = solution.seating.costs_by_program(&costs);
+
         let has_shared_cpus = solution
             .seating
             .by_cache
@@ -151,6 +155,7 @@ fn exchange_equal_caches(
             .find(|cpu_info| cpu_info.id == cpu)
             .map(|cpu| cpu.memory_node)
     };
+
     let current_cpus: Vec<Option<CpuId>> = tasks
         .iter()
         .map(|task| {
@@ -161,6 +166,7 @@ fn exchange_equal_caches(
                 .cpu
         })
         .collect();
+
     // Keeping a task on its node counts more than keeping it on any of the node's caches.
     let stay_value = |group: &[Vec<usize>], cache: &placement::CacheSeats| -> u32 {
         let member_stay_value = |&member: &usize| {
@@ -175,6 +181,7 @@ fn exchange_equal_caches(
         };
         group.iter().flatten().map(member_stay_value).sum()
     };
+
     loop {
         let groups = &seating.by_cache;
         let is_equal_size = |a: usize, b: usize| seats[a].cpus.len() == seats[b].cpus.len();
@@ -261,6 +268,7 @@ mod tests {
         };
         assert_eq!(placed_from([0, 1, 2, 3]), [0, 0, 1, 1]);
         assert_eq!(placed_from([2, 3, 0, 1]), [1, 1, 0, 0]);
+
         assert_eq!(
             placed_from([2, 3, 3, 0]),
             [1, 1, 0, 0],

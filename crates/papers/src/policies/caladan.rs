@@ -176,6 +176,7 @@ mod tests {
         fixture
             .profiles
             .insert(TaskId(0), Profile::default().with_rates(solo));
+
         let mut policy = build("calm_windows = 3", 1).unwrap();
         let mut parked = 0;
         let mut states = Vec::new();
@@ -198,6 +199,7 @@ mod tests {
                 }),
                 ..TaskSample::new(TaskId(index), ProcessId(index))
             };
+
             let first_task = u32::from(window >= exit);
             fixture.observation = observation_of(window, 10_000_000, (first_task..3).map(task));
             let plan = fixture.decide(policy.as_mut(), &NullPredictor).plan;

@@ -158,6 +158,7 @@ impl Policy for Casc {
             state.observe_miss_rate(view, &domain, &self.parameters);
             state.write_plan(&domain, &cpus, &self.parameters, &mut plan);
         }
+
         Decision::new(plan, reasons)
     }
 }
@@ -188,6 +189,7 @@ fn spread_over_cores(
     if parameters.is_better_form() {
         ordered_cpus.sort_by_key(|&index| rank_in_core(index));
     }
+
     ordered_cpus
         .into_iter()
         .map(|index| cpus[index].0)
@@ -250,6 +252,7 @@ impl CascCache {
         let is_in_domain = |task: &TaskId| domain.tasks.iter().any(|sample| sample.task == *task);
         self.task_rates.retain(|task, _| is_in_domain(task));
         self.stale_tasks.retain(is_in_domain);
+
         for sample in &domain.tasks {
             let Some(profile) = view.profiles.get(&sample.task) else {
                 continue;
@@ -357,11 +360,13 @@ impl CascCache {
         for probe in ended_probes {
             self.judge(&probe, is_complete(probe.probe.id), parameters);
         }
+
         self.wait_windows = self.wait_windows.saturating_sub(1);
         let is_crowded = domain.tasks.len() > domain.cpus.count() as usize;
         if self.wait_windows > 0 || !is_crowded {
             return;
         }
+
         // The literal form measures a thread again like a new one, beside threads of known PCMR (CASC 5.3.4).
         let current_count = domain
             .tasks
@@ -387,6 +392,7 @@ impl CascCache {
                 .get(task)
                 .is_some_and(|rate| rate.is_current)
         });
+
         self.stale_tasks
             .retain(|task| !open_probe.tasks.contains(task));
         let max_row_ns = if parameters.is_better_form() {
@@ -418,6 +424,7 @@ impl CascCache {
         if measured_tasks.is_empty() || !self.pending_probes.is_empty() {
             return;
         }
+
         let max_tasks = domain.cpus.count() as usize + 1;
         if !parameters.is_better_form() && self.task_rates.is_empty() {
             measured_tasks = domain.tasks.iter().map(|sample| sample.task).collect();
@@ -431,6 +438,7 @@ impl CascCache {
         measured_tasks.extend(other_tasks);
         measured_tasks.truncate(max_tasks);
         self.row_ns = self.row_ns.max(parameters.row_ns);
+
         let row_without = |left_out_task: &TaskId| {
             measured_tasks
                 .iter()
@@ -446,6 +454,7 @@ impl CascCache {
             boost: true,
             rows,
         };
+
         let budget_ns = (self.row_ns + parameters.settle_ns)
             .saturating_mul((max_tasks * max_tasks) as u64)
             .saturating_mul(4);
@@ -478,6 +487,7 @@ impl CascCache {
             ProbeKind::PairedRows { task, peers, .. } => Some((*task, peers.clone())),
             _ => None,
         };
+
         let newcomers = self.unmeasured_tasks(domain);
         self.pending_probes.retain(|open_probe| {
             newcomer_and_peers(open_probe)
@@ -486,6 +496,7 @@ impl CascCache {
         if current_tasks.len() + 1 < domain.cpus.count() as usize {
             return;
         }
+
         for &task in &newcomers {
             if self
                 .pending_probes
@@ -494,6 +505,7 @@ impl CascCache {
             {
                 continue;
             }
+
             let probe_kind = ProbeKind::PairedRows {
                 cache: domain.cache,
                 task,
@@ -511,6 +523,7 @@ impl CascCache {
                 tasks: vec![task],
             });
         }
+
         self.row_ns = parameters.row_ns;
     }
 
@@ -551,6 +564,7 @@ impl CascCache {
         {
             return;
         }
+
         let buckets = bucketize(&bucket_threads, cpus, &parameters.bucketization_rules());
         let mut numbers = vec![
             (
@@ -562,6 +576,7 @@ impl CascCache {
                 buckets.threshold,
             ),
         ];
+
         let max_by_cpu = ordered_cpus.iter().zip(&buckets.max_pcmr);
         numbers.extend(max_by_cpu.map(|(cpu, &max_pcmr)| {
             (
@@ -572,6 +587,7 @@ impl CascCache {
         let text =
             "every CPU accepts threads up to its highest miss rate; this is their expected joint miss rate".to_string();
         reasons.push(Reason::new(Vec::new(), text, numbers));
+
         for (index, thread) in threads.iter().enumerate() {
             let Some(bucket_thread) = thread.1 else {
                 continue;
@@ -614,6 +630,7 @@ impl CascCache {
         if parameters.is_better_form() || !same_tasks {
             return true;
         }
+
         let largest_pcmr = |threads: &[(TaskId, Option<BucketThread>)]| {
             threads
                 .iter()
@@ -647,6 +664,7 @@ impl CascCache {
             self.rate_monitor.usual_deviations.push(log_deviation);
             return;
         }
+
         let mean_deviation =
             self.rate_monitor.usual_deviations.iter().sum::<f64>() / window_count as f64;
         let is_drifted =
@@ -711,6 +729,7 @@ impl CascCache {
         let awaits_secondary_measurement = !parameters.is_better_form()
             && self.task_rates.len() + 1 >= cpus.len()
             && domain.tasks.len() > cpus.len();
+
         for sample in &domain.tasks {
             let allowed_cpus = match (self.task_rates.get(&sample.task), &self.assignment) {
                 (Some(rate), Some(assignment)) => {
@@ -723,6 +742,7 @@ impl CascCache {
                 (None, _) if awaits_secondary_measurement => first_cpu.clone(),
                 _ => domain.cpus.clone(),
             };
+
             // A PCMR above all maximums of the literal form's last assignment restricts the thread to the CPUs with the
             // highest maximum.
             let allowed_cpus = if allowed_cpus.is_empty() {
@@ -732,6 +752,7 @@ impl CascCache {
             };
             plan.affinity.insert(sample.task, allowed_cpus);
         }
+
         plan.probes.extend(
             self.pending_probes
                 .iter()

@@ -82,6 +82,7 @@ impl Policy for CounterDriven {
             .iter()
             .filter(|task| !task.exited)
             .map(|task| task.task);
+
         let task_and_mpki =
             |task: TaskId| Some((task, misses_per_kilo_instr(view.profiles.get(&task)?)?));
         let rates: Vec<(TaskId, f64)> = live_tasks.filter_map(task_and_mpki).collect();
@@ -97,6 +98,7 @@ impl Policy for CounterDriven {
             .into_iter()
             .map(|(task, rate)| (task, relative_rate(rate)))
             .collect();
+
         self.observe_refills(view);
         let (penalty_weight, reload_costs) = (self.penalty_weight, &self.reload_costs);
         // The order of arrival is used for the same reason as in `activity_vector`.
@@ -136,6 +138,7 @@ impl CounterDriven {
                 task.counts.get(CounterEvent::Misses(last_level))?,
             ))
         };
+
         let miss_counts = view
             .observation
             .tasks

@@ -52,6 +52,7 @@ pub(super) fn recorded_rates(
             .collect()
     };
     let rates_on_whole = rates_on_share_of(1);
+
     let sharer_count = if recorded_cache == RecordedCache::Share {
         tasks_per_cache(view)
     } else {
@@ -83,6 +84,7 @@ fn tasks_per_cache(view: &View<'_>) -> u32 {
         .map(|cache| count_online(&cache.cpus))
         .max()
         .unwrap_or(1);
+
     let task_count = view
         .observation
         .tasks

@@ -34,6 +34,7 @@ impl Policy for Dio {
                 &[read_bytes_of, misses_of, intensity_of, neighbor_slowdown_of]
             }
         };
+
         let is_measured = |getter: &&RateGetter| {
             view.profiles
                 .values()

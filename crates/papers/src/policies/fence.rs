@@ -66,12 +66,14 @@ impl Policy for StreamFence {
         let mut reasons = Vec::new();
         self.streams
             .retain(|process, _| view.live_tasks().any(|task| task.process == *process));
+
         for domain in self.home_caches.collect(view) {
             let current_shares = domain.surviving_shares(&view.plan_to_keep().shares);
             let Some((streams, rest)) = self.classify(view, &domain, &mut reasons) else {
                 plan.shares.extend(current_shares);
                 continue;
             };
+
             let migration = self.parameters.page_migration.into();
             if streams.is_empty() || rest.is_empty() {
                 if !current_shares.is_empty() {
@@ -79,6 +81,7 @@ impl Policy for StreamFence {
                 }
                 continue;
             }
+
             let units = domain.partition_units.units();
             let min_units = domain.partition_units.min_units();
             let fenced_units = libm::round(f64::from(units) * self.parameters.fenced_share) as u32;
@@ -87,6 +90,7 @@ impl Policy for StreamFence {
                 plan.shares.extend(current_shares);
                 continue;
             }
+
             let groups = [
                 SharingGroup {
                     id: REST,
@@ -102,6 +106,7 @@ impl Policy for StreamFence {
             plan.shares
                 .extend(domain.divide(&groups, &current_shares, migration));
         }
+
         Decision::new(plan, reasons)
     }
 }
@@ -166,6 +171,7 @@ fn lines_per_kilo_instr(
                 .observed_misses_per_kilo_instr
                 .map(|misses| misses.value))
     };
+
     let counted: Vec<f64> = cache_process
         .tasks
         .iter()

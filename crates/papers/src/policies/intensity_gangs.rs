@@ -145,6 +145,7 @@ impl Policy for IntensityGangs {
         self.record_probe_results(view);
         self.request_ping_pongs(view);
         plan.probes.clone_from(&self.pending_ping_pongs);
+
         let mut reasons = Vec::new();
         match self.measured_domains(view) {
             Some(domains) => self.write_placement(view, &domains, &mut plan, &mut reasons),
@@ -223,12 +224,14 @@ impl IntensityGangs {
                 }
                 _ => {}
             }
+
             let is_answered =
                 |probe: &mut ProbeRequest| probe_result.complete && probe.id == probe_result.probe;
             self.pending_probe.take_if(is_answered);
             self.pending_ping_pongs
                 .retain(|probe| !probe_result.complete || probe.id != probe_result.probe);
         }
+
         let is_live = |task: &TaskId| view.movable_tasks().any(|sample| sample.task == *task);
         self.sensitivity_windows.retain(|task, _| is_live(task));
         self.intensity_windows.retain(|task, _| is_live(task));
@@ -236,6 +239,7 @@ impl IntensityGangs {
             |probe: &mut ProbeRequest| view.observation.applied.has_refused_probe(probe.id);
         self.pending_ping_pongs
             .retain_mut(|probe| !is_refused(probe));
+
         if let Some(refused_probe) = self.pending_probe.take_if(is_refused) {
             // A refused request will not be answered, so it is not repeated before its time.
             match refused_probe.kind {
@@ -248,6 +252,7 @@ impl IntensityGangs {
                 _ => None,
             };
         }
+
         self.pending_probe.take_if(|probe| match probe.kind {
             ProbeKind::PrimeProbe { task, .. } | ProbeKind::Neighbor { task, .. } => {
                 !is_live(&task)
@@ -331,6 +336,7 @@ impl IntensityGangs {
             domains.push(shared_cpus);
             domains.extend(separate_cpus);
         }
+
         Some(domains)
     }
 
@@ -353,6 +359,7 @@ impl IntensityGangs {
             plan.affinity.clear();
             return;
         }
+
         let tasks: Vec<&TaskSample> = view.movable_tasks().collect();
         let active_tasks: Vec<TaskId> = tasks
             .iter()
@@ -378,6 +385,7 @@ impl IntensityGangs {
             reasons.push(build_explanation(&[], text, Vec::new()));
             return;
         };
+
         if domains.len() > 1 {
             self.spread_over_caches(view, domains, &active_tasks, &costs, plan, reasons);
         } else if let [cpus] = shared_caches[..] {
@@ -424,6 +432,7 @@ impl IntensityGangs {
             !self.intensity_windows.contains_key(task)
                 || !self.sensitivity_windows.contains_key(task)
         });
+
         if self.pending_probe.is_none()
             && has_probe_budget(&self.probe_ledger, is_initial, view, &self.parameters)
         {
@@ -431,6 +440,7 @@ impl IntensityGangs {
                 task,
                 samples: self.parameters.samples,
             };
+
             // Sensitivity is measured beside the strongest aggressor, and scaled by the measured intensity of the other
             // tasks.
             let stream_probe_of = |task| ProbeKind::Neighbor {
@@ -445,6 +455,7 @@ impl IntensityGangs {
                     && (repeat_windows > 0
                         || !has_fact(task, |profile| profile.contention.intensity.is_some()))
             });
+
             // Without any known intensity, sensitivity would not affect the decision.
             let has_intensity = active_tasks
                 .iter()
@@ -458,6 +469,7 @@ impl IntensityGangs {
             let probe_kind = task_without_intensity
                 .map(|task| prime_probe_of(*task))
                 .or_else(|| task_without_sensitivity.map(|task| stream_probe_of(*task)));
+
             let budget_ns = self.parameters.probe_ns;
             if let Some(probe_kind) = probe_kind {
                 self.pending_probe = Some(ProbeRequest {
@@ -467,6 +479,7 @@ impl IntensityGangs {
                 });
             }
         }
+
         let Some(open_probe) = &self.pending_probe else {
             return false;
         };
@@ -503,6 +516,7 @@ impl IntensityGangs {
                 plan.affinity.insert(active_tasks[member], cpus.clone());
             }
         }
+
         let slowdowns = solution.seating.costs_by_program(costs);
         for (index, task) in active_tasks.iter().enumerate() {
             let cpus = &plan.affinity[task];
@@ -553,6 +567,7 @@ fn estimate_costs(view: &View<'_>, active_tasks: &[TaskId]) -> Option<Vec<Vec<f6
         .map(|task| value_of(task, |profile| profile.contention.intensity))
         .collect();
     let has_values = |values: &[Option<f64>]| values.iter().any(Option::is_some);
+
     (has_values(&sensitivities) && has_values(&intensities)).then(|| {
         let pair_cost = |own_sensitivity: Option<f64>, other_intensity: Option<f64>| {
             own_sensitivity
@@ -580,6 +595,7 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
         ("window_ns", parameters.window_ns as f64),
         ("slice_ns", slice_ns),
     ])?;
+
     // With fewer samples, no intensity would ever be known.
     if (parameters.samples as usize) < MIN_EVICTED_SAMPLES {
         let expected = format!("{MIN_EVICTED_SAMPLES} or more");
@@ -589,6 +605,7 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
             expected,
         ));
     }
+
     ParameterRange::UpTo(1.0).check([("max_probe_share", parameters.max_probe_share)])?;
     Ok(Box::new(IntensityGangs {
         parameters,

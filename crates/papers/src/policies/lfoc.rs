@@ -259,6 +259,7 @@ impl Lfoc {
             else {
                 continue;
             };
+
             let text = format!("{{0}} {class}: {} units", group.units);
             let numbers = vec![("sensitivity".to_string(), demand.sensitivity())];
             reasons.push(Reason::new(
@@ -278,6 +279,7 @@ impl Lfoc {
         if self.parameters.trace_entries == 0 || domain.processes.len() < 2 {
             return Vec::new();
         }
+
         let mut requests = Vec::new();
         for cache_process in domain
             .processes
@@ -328,6 +330,7 @@ fn demand_of(
         let units = domain.partition_units.units();
         DemandCurve::from_profile(profile, speed, penalty, bytes, units)
     };
+
     let demands: Vec<DemandCurve> = cache_process
         .tasks
         .iter()
@@ -345,6 +348,7 @@ pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, Parameter
             f64::from(parameters.streams_per_partition),
         ),
     ])?;
+
     ParameterRange::FromZero.check([
         ("streaming_from_misses", parameters.streaming_from_misses),
         ("streaming_max_slowdown", parameters.streaming_max_slowdown),
@@ -353,6 +357,7 @@ pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, Parameter
             parameters.sensitive_from_slowdown,
         ),
     ])?;
+
     Ok(Box::new(Lfoc {
         parameters,
         home_caches: HomeCaches::default(),
@@ -402,6 +407,7 @@ mod tests {
         let samples: Vec<TaskSample> = (0..demands.len() as u32)
             .map(|index| TaskSample::new(TaskId(index), ProcessId(index)))
             .collect();
+
         let support = PartitionSupport::Ways {
             ways: WAYS,
             min_ways: 1,

@@ -101,6 +101,7 @@ impl Policy for SchedCachePolicy {
         if caches.len() < 2 {
             return Decision::new(plan, reasons);
         }
+
         let mut cache_loads = CacheLoads::new(view, &caches);
         for process in &processes {
             let Some(cache) = self.target_cache(process, view.topology, &caches) else {
@@ -154,12 +155,14 @@ impl SchedCachePolicy {
         {
             return;
         }
+
         self.observed_until_ns = Some(now_ns);
         let epochs = span.elapsed_ns as f64 / self.parameters.epoch_period_ns as f64;
         let decay = libm::exp2(-epochs);
         let live_processes: BTreeSet<ProcessId> =
             processes.iter().map(|process| process.id).collect();
         self.processes.retain(|id, _| live_processes.contains(id));
+
         for process in processes {
             let state = self.processes.entry(process.id).or_default();
             let share_of_window = |ns: u64| ns as f64 / span.elapsed_ns as f64;
@@ -205,6 +208,7 @@ impl SchedCachePolicy {
                 .limit_factor(step)
                 .is_none_or(|scale| needed_bytes <= room * scale)
         };
+
         let threads = state.mean_runnable * threads_per_core(topology);
         let footprint = footprint_bytes(process, topology).zip(cache.size_bytes);
         let is_unrestricted = process.tasks.len() < 2
@@ -265,6 +269,7 @@ impl CacheLoads {
             .iter()
             .map(|cache| (cache.id, run_ns(cache) / elapsed_ns))
             .collect();
+
         let cpu_counts = caches
             .iter()
             .map(|cache| (cache.id, online_cpus(view.topology, cache).count() as f64))
@@ -292,6 +297,7 @@ impl CacheLoads {
         if source == target {
             return true;
         }
+
         let share = task.ran_ns() as f64 / self.elapsed_ns;
         let load_share = |cache: CacheId, used: f64| used / self.cpu_counts[&cache].max(1.0);
         let is_full = |cache: CacheId, load: f64| {
@@ -302,6 +308,7 @@ impl CacheLoads {
         if is_full(target, target_load) && is_full(source, source_load) {
             return false;
         }
+
         let (target_load, source_load) = (target_load + share, (source_load - share).max(0.0));
         let is_target_busier = load_share(target, target_load) * 100.0
             > load_share(source, source_load) * f64::from(100 + parameters.imb_pct);

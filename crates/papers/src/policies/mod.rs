@@ -115,6 +115,7 @@ impl PolicyRegistry {
                 meant: hint,
             });
         };
+
         (entry.build)(parameters, seed).map_err(|reason| PolicyError::Parameters {
             name: name.to_string(),
             reason,
@@ -303,6 +304,7 @@ mod tests {
     fn policies_conform_with_other_parameters() {
         let matrix = "slowdowns = [[0.1, 0.5, 0.2, 0.0], [0.4, 0.0, 0.1, 0.1], [0.0, 0.2, 0.0, 0.3], [0.6, 0.1, 0.1, 0.2]]";
         let distributed = "form = \"distributed\"\nworth_moving = 0.0\nrounds_per_window = 2";
+
         for (name, parameters) in [
             ("di", distributed),
             ("dio", distributed),

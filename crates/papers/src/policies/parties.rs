@@ -97,6 +97,7 @@ impl Policy for Parties {
         self.services
             .retain(|process, _| view.live_tasks().any(|task| task.process == *process));
         let current = view.plan_to_keep();
+
         for domain in self.home_caches.collect(view) {
             let current_shares = domain.surviving_shares(&current.shares);
             if !domain.processes.iter().any(CacheProcess::is_promised) {
@@ -108,12 +109,14 @@ impl Policy for Parties {
                 });
                 continue;
             }
+
             if let Some(slacks) = self.measure_slacks(view, &domain) {
                 self.step(view, &domain, &slacks, &mut reasons);
             }
             plan.shares.extend(self.shares(&domain, &current_shares));
             self.confine(view, &domain, &mut plan);
         }
+
         Decision::new(plan, reasons)
     }
 }
@@ -304,6 +307,7 @@ impl Parties {
             members: Vec::new(),
             units: domain.partition_units.units(),
         };
+
         let mut groups = Vec::new();
         for cache_process in &domain.processes {
             let units = units_of(cache_process);
@@ -318,6 +322,7 @@ impl Parties {
                 units,
             });
         }
+
         if groups.is_empty() {
             return if current_shares.is_empty() {
                 Vec::new()
@@ -325,6 +330,7 @@ impl Parties {
                 domain.undivided_shares(migration)
             };
         }
+
         if !rest.members.is_empty() {
             groups.push(rest);
         }
@@ -343,6 +349,7 @@ impl Parties {
         if taken == 0 || taken >= online.count() {
             return;
         }
+
         let left: CpuSet = online.iter().skip(taken as usize).collect();
         for cache_process in domain
             .processes
@@ -400,6 +407,7 @@ mod tests {
         let topology = last_level_caches(1, 4, CacheLevel::L3, 16 << 20);
         let capabilities = capabilities_fixture(&[]).with_partition(CacheId(0), ways);
         let mut fixture = ViewFixture::new(topology, capabilities, 0);
+
         let solo = RateFacts {
             solo_instr_per_cycle: Some(Fact::oracle(1.0)),
             ..RateFacts::default()
@@ -410,6 +418,7 @@ mod tests {
         let mut policy = build("", 1).unwrap();
         let mut state = (0, 0);
         let mut states = Vec::new();
+
         for window in 0..windows {
             let speed = 1.0 / (1.0 + slowdown(state.0, state.1));
             let task = |index: u32| TaskSample {

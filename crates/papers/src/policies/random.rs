@@ -24,6 +24,7 @@ impl Policy for RandomPolicy {
         if caches.is_empty() {
             return Decision::new(plan, reasons);
         }
+
         let previous_domain = |task: TaskId| {
             let home = self.home_caches.get(&task)?;
             caches.iter().position(|(cache, _)| cache == home)
@@ -32,6 +33,7 @@ impl Policy for RandomPolicy {
             .movable_tasks()
             .filter_map(|task| Some((task.task, previous_domain(task.task)?)))
             .collect();
+
         for task in view.movable_tasks() {
             if domain_by_task.contains_key(&task.task) {
                 continue;

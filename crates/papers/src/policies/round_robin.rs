@@ -23,6 +23,7 @@ impl Policy for RoundRobinPolicy {
         if caches.is_empty() {
             return Decision::new(plan, reasons);
         }
+
         let mut home_caches = BTreeMap::new();
         for task in view.movable_tasks() {
             let previous_home = self.home_caches.get(&task.task);

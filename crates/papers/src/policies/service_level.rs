@@ -69,6 +69,7 @@ impl Policy for ServiceLevel {
                 self.processes.push(task.process);
             }
         }
+
         let mut plan = Plan::idle(WindowLength::Time {
             ns: self.parameters.window_ns,
         });
@@ -79,6 +80,7 @@ impl Policy for ServiceLevel {
         else {
             return Decision::new(plan, reasons);
         };
+
         let tasks: Vec<&TaskSample> = view
             .movable_tasks()
             .filter(|task| task.process == process)
@@ -122,12 +124,14 @@ impl ServiceLevel {
             .pending
             .iter()
             .any(|pending| is_share(&pending.item));
+
         // A window counts only if the share was in force during it.
         let is_in_force = view
             .plan_in_force()
             .shares
             .iter()
             .any(|share| share.group == SERVICE_GROUP);
+
         let is_measured = tasks.iter().all(|task| !task.counts.0.is_empty());
         let Some(service_rate) = ServiceRate::measure(view.observation, tasks)
             .filter(|_| !has_pending_shares && is_in_force && is_measured)
@@ -139,6 +143,7 @@ impl ServiceLevel {
             .entry(service_rate.clients)
             .or_insert(min_units);
         let units_before = self.units;
+
         if service_rate.rate_per_s < min_rate {
             *min_sufficient_units =
                 (*min_sufficient_units).max((self.units + 1).min(partition_units.units()));
@@ -158,6 +163,7 @@ impl ServiceLevel {
                 self.satisfied_windows = 0;
             }
         }
+
         if self.units != units_before {
             let ids: Vec<TaskId> = tasks.iter().map(|task| task.task).collect();
             let text = format!(
@@ -194,6 +200,7 @@ impl ServiceLevel {
                 co_runners.push(ShareMember::Process(task.process));
             }
         }
+
         let mut groups = vec![(
             SERVICE_GROUP,
             vec![ShareMember::Process(process)],
@@ -206,6 +213,7 @@ impl ServiceLevel {
         {
             groups.push((CO_RUNNER_GROUP, co_runners, remaining_units));
         }
+
         let current_units = |group: GroupId| {
             let share = view
                 .previous_plan
@@ -220,6 +228,7 @@ impl ServiceLevel {
             .iter()
             .map(|(group, ..)| current_units(*group))
             .collect();
+
         let sizes: Vec<u32> = groups.iter().map(|(.., units)| *units).collect();
         let units = assign(&current_sets, &sizes, partition_units);
         let build_share = |((group, members, _), units)| CacheShare {
@@ -281,6 +290,7 @@ mod tests {
         let mut fixture = ViewFixture::new(topology, capabilities, 0);
         let mut units = 4;
         let mut all_units = Vec::new();
+
         for (window, &clients) in windows.iter().enumerate() {
             let count = if reports {
                 1
@@ -313,6 +323,7 @@ mod tests {
             units = plan.shares[0].units.set().count();
             all_units.push(units);
         }
+
         all_units
     }
 

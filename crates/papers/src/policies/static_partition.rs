@@ -101,11 +101,13 @@ impl Policy for StaticPartition {
                 self.processes.push(task.process);
             }
         }
+
         let now_ns = view.observation.span.end_ns();
         let mut reasons = Vec::new();
         let Some(step) = self.parameters.step_at(now_ns) else {
             return Decision::new(plan, reasons);
         };
+
         for (cache, partition_units) in partitionable_last_levels(view) {
             for (number, units) in step.shares.iter().enumerate() {
                 let Some(&process) = self.processes.get(number) else {
@@ -116,6 +118,7 @@ impl Policy for StaticPartition {
                     .filter(|task| task.process == process)
                     .map(|task| task.task)
                     .collect();
+
                 // Units that this machine lacks are left out; if none remain, the process gets no share.
                 let units: IndexSet = units
                     .iter()
@@ -124,6 +127,7 @@ impl Policy for StaticPartition {
                 if members.is_empty() || units.count() < partition_units.min_units() {
                     continue;
                 }
+
                 let text = format!("units {units} of cache {} as stated", cache.0);
                 reasons.push(Reason::new(members, text, Vec::new()));
                 plan.shares.push(CacheShare {
@@ -134,6 +138,7 @@ impl Policy for StaticPartition {
                 });
             }
         }
+
         Decision::new(plan, reasons)
     }
 }

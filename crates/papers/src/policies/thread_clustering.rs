@@ -120,6 +120,7 @@ impl Parameters {
             ("max_imbalance", parameters.max_imbalance),
             ("idle_below_share", parameters.idle_below_share),
         ])?;
+
         ParameterRange::Above(0.0).check([
             ("remote_hit_cycles", parameters.remote_hit_cycles),
             ("window_cycles", parameters.window_cycles as f64),
@@ -130,6 +131,7 @@ impl Parameters {
             ("similarity_threshold", parameters.similarity_threshold),
             ("samples_per_thread", parameters.samples_per_thread),
         ])?;
+
         if !(0.0..parameters.overhead_share).contains(&parameters.breakdown_share) {
             let (breakdown_share, overhead_share) =
                 (parameters.breakdown_share, parameters.overhead_share);
@@ -140,6 +142,7 @@ impl Parameters {
                 expected,
             ));
         }
+
         Ok(parameters)
     }
 
@@ -207,11 +210,13 @@ impl Policy for ThreadClustering {
                 .iter()
                 .any(|sample| sample.task == *task && !sample.exited)
         });
+
         if let Some(round) = self.round.take() {
             self.continue_round(round, view, &mut reasons);
         } else if self.wait_windows > 0 {
             self.wait_windows -= 1;
         }
+
         if self.round.is_none() {
             self.start_round(view, &mut reasons);
         }
@@ -293,12 +298,14 @@ impl ThreadClustering {
         if view.last_level_domains().len() < 2 {
             return;
         }
+
         if let Some(reason) = missing_sampling_reason(view) {
             let text = format!("no threads are clustered: accesses cannot be sampled, {reason}");
             let tasks = view.movable_tasks().map(|task| task.task).collect();
             reasons.push(Reason::new(tasks, text, Vec::new()));
             return;
         }
+
         let mut shares: Vec<(ProcessId, f64, TaskId)> = Vec::new();
         for task in view.movable_tasks() {
             if shares
@@ -314,6 +321,7 @@ impl ThreadClustering {
         let Some(largest_share) = shares.iter().map(|(_, share, _)| *share).reduce(f64::max) else {
             return;
         };
+
         let thread_count = view.movable_tasks().count();
         // The obstacle of the last round has changed if the number of threads differs, or stalls have grown by half.
         let has_changed = self
@@ -326,6 +334,7 @@ impl ThreadClustering {
                 self.last_unchanged,
             ) = (0, 0, None);
         }
+
         if self.wait_windows > 0 {
             return;
         }
@@ -416,6 +425,7 @@ impl ThreadClustering {
             self.record_failed_round(view, round.remote_share);
             return;
         }
+
         let now_ns = view.observation.span.end_ns();
         if !is_complete && now_ns.saturating_sub(round.start_ns) < self.parameters.max_detection_ns
         {
@@ -430,6 +440,7 @@ impl ThreadClustering {
             {
                 return;
             }
+
             self.adjust_period(&mut round, window_cost_ns, view);
             self.round = Some(round);
             return;
@@ -437,6 +448,7 @@ impl ThreadClustering {
         if round.sample_count > 0 && round.cost_ns > 0 {
             self.sample_cost_ns = round.cost_ns as f64 / round.sample_count as f64;
         }
+
         if !self.place_threads(&round, view, reasons) {
             self.record_failed_round(view, round.remote_share);
         }
@@ -464,6 +476,7 @@ impl ThreadClustering {
         if self.parameters.one_in > 0 || window_cost_ns == 0 || window_busy_ns <= 0.0 {
             return;
         }
+
         let allowed_share = self.parameters.sampling_share();
         let target_share = (2.0 * allowed_share - round.cost_ns as f64 / round.busy_ns)
             .clamp(allowed_share / 4.0, allowed_share);
@@ -596,6 +609,7 @@ impl ThreadClustering {
                 .is_some_and(|map| map.machine_wide);
             (!is_machine_wide).then_some(task.process)
         };
+
         let mut filters: Vec<Option<ProcessId>> = Vec::new();
         threads
             .iter()
@@ -605,6 +619,7 @@ impl ThreadClustering {
                     filters.push(process_filter);
                 }
             });
+
         let (mut cluster_by_thread, mut cluster_count) = (vec![None; threads.len()], 0);
         for process_filter in filters {
             let members: Vec<usize> = (0..threads.len())

@@ -143,6 +143,7 @@ pub fn all_schemes() -> Vec<Box<dyn Scheme>> {
             uses_sum: sum,
         })
     };
+
     vec![
         rate_scheme(RateKind::Access, false),
         Box::new(AnimalClasses::default()),

@@ -47,6 +47,7 @@ impl Scheme for Pain {
             "references per instruction",
             refs_per_mega_instr,
         )?;
+
         let sensitivities: Vec<f64> = positions
             .iter()
             .map(|p| pain_sensitivity(&p[..cache.ways as usize]))

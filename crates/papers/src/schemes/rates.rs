@@ -110,6 +110,7 @@ impl Scheme for RateScheme {
             // The group's miss rate is the mean of its members' PCMRs, which are per 100 references (CASC 4.1).
             costs.group_miss_ratio = Some(rates.iter().sum::<f64>() / rates.len() as f64 / 100.0);
         }
+
         Ok(costs)
     }
 }

@@ -26,6 +26,7 @@ pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
     let mut won_positions = vec![0usize; profiles.len()];
     let mut ways_by_program = vec![0.0; profiles.len()];
     let mut remaining_ways = ways as usize;
+
     while remaining_ways > 0 && !profiles.is_empty() {
         let hits: Vec<f64> = profiles
             .iter()
@@ -48,12 +49,14 @@ pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
             });
             break;
         }
+
         for index in winners {
             won_positions[index] += 1;
             ways_by_program[index] += 1.0;
             remaining_ways -= 1;
         }
     }
+
     ways_by_program
 }
 
@@ -93,6 +96,7 @@ impl Scheme for Sdc {
             .iter()
             .zip(&effective_ways_by_program)
             .map(|(positions, &effective_ways)| hits_beyond(&positions[..ways], effective_ways));
+
         let (mut costs, mut miss_ratios) = (Vec::new(), Vec::new());
         for ((extra_misses, positions), solo) in
             extra_misses_by_program.zip(&positions).zip(&solo_rates)
@@ -104,6 +108,7 @@ impl Scheme for Sdc {
             });
             miss_ratios.push((positions[ways] + extra_misses) / positions.iter().sum::<f64>());
         }
+
         let kind = if self.reports_run_time {
             CostKind::Degradation
         } else {

@@ -67,6 +67,7 @@ impl SharedCache {
                 f64::from(mshrs) / contexts,
             ),
         };
+
         // A victim cache behind this one serves some of its misses with its own latency. A profile of this level does
         // not show how many, so the latency of memory is used as an upper bound.
         let miss_penalty_cycles = machine
@@ -146,6 +147,7 @@ impl SoloRates {
             .solo_instr_per_cycle
             .map(|ipc| 1.0 / ipc.value)
             .filter(|cpi| cpi.is_finite() && *cpi > 0.0);
+
         SoloRates {
             refs_per_instr,
             misses_per_instr,

@@ -69,6 +69,7 @@ fn measured_ratios(profile: &Profile, cache: &SharedCache, refs_per_instr: f64) 
     else {
         return Vec::new();
     };
+
     let miss_ratio_of = |rate: f64| (rate / 1000.0 / refs_per_instr).clamp(0.0, 1.0);
     let lines_of_bytes = |size_bytes: u64| (size_bytes / u64::from(cache.line_bytes.max(1))) as f64;
     let points_below = curve
@@ -98,6 +99,7 @@ impl MemberModel {
             .iter()
             .find(|&&(lines, _)| lines == cache.lines() as f64)
             .map(|&(_, ratio)| ratio);
+
         let solo_miss_ratio = match curve_ratio_at_size {
             Some(ratio) => ratio,
             None => solo_rate_ratios(&[(&reuse, 1.0)], cache)?.group_miss_ratio,
@@ -189,6 +191,7 @@ impl Scheme for StatCc {
                 |_, _| 0.0,
             ));
         }
+
         let subject = "rates that are positive numbers";
         let missing_rates = MissingEvidence {
             scheme: self.name(),

@@ -90,6 +90,7 @@ impl ComposedModel {
         if lines == 0 || size == 0 || !is_sound || threads.is_empty() {
             return None;
         }
+
         let models: Vec<StackModel> = threads
             .iter()
             .map(|thread| StackModel::new(thread.0))
@@ -109,6 +110,7 @@ impl ComposedModel {
         let grid: Vec<f64> = (0..GRID_POINTS)
             .map(|index| low * libm::exp(step * index as f64))
             .collect();
+
         let build_member = |(model, &(reuse, rate)): (&StackModel, &(&ReuseTimes, f64))| {
             let misses: Option<Vec<f64>> = grid
                 .iter()
@@ -135,6 +137,7 @@ impl ComposedModel {
                 misses,
             })
         };
+
         let members = models
             .iter()
             .zip(threads)
@@ -159,6 +162,7 @@ impl ComposedModel {
             Some(lines) => lines - sum_of_members(|member| &member.demand, point),
             None => sum_of_members(|member| &member.demand, point) - self.grid[point],
         };
+
         let (mut low, mut high) = (0, GRID_POINTS - 1);
         while high - low > 1 {
             let middle = (low + high) / 2;
@@ -266,6 +270,7 @@ fn best_group(model: &GroupModel, thread: usize, size: usize) -> Vec<usize> {
 /// comes first.
 fn improve_by_exchanges(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<usize>) {
     let mut ratio = model.group_miss_ratio(&group);
+
     loop {
         let mut best_exchange: Option<(f64, usize, usize)> = None;
         for seat in 1..group.len() {
@@ -305,6 +310,7 @@ pub fn build_rotation(
         }
         RotationRule::Uniform { seed } => walk_randomly(model, best_groups, seed),
     };
+
     for thread in 0..threads {
         if !groups.iter().any(|group| group.contains(&thread)) {
             groups.push(best_groups.groups[thread].clone());
@@ -329,6 +335,7 @@ fn choose_fair_group(
         if group.contains(&candidate) {
             continue;
         }
+
         let mut seats: Vec<usize> = (1..group.len())
             .filter(|&seat| turn_counts[group[seat]] > turn_counts[candidate])
             .collect();
@@ -341,6 +348,7 @@ fn choose_fair_group(
             group[seat] = previous_member;
         }
     }
+
     group.iter().for_each(|&thread| turn_counts[thread] += 1);
     group
 }
@@ -365,6 +373,7 @@ fn walk_randomly(model: &GroupModel, best_groups: &BestGroups, seed: u64) -> Vec
         }
         groups.push(group.clone());
     }
+
     groups
 }
 

@@ -50,6 +50,7 @@ fn search_steps(programs: usize, seats: &Seats) -> f64 {
                 }
         })
     });
+
     let table_steps =
         libm::pow(3.0, programs as f64) * seats.cpus_per_cache.len().min(programs) as f64;
     steps_by_load.flatten().sum::<f64>()
@@ -79,6 +80,7 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let shapes = &seats.cpus_per_cache;
     let all_programs: ProgramSet = (1 << costs.len()) - 1;
     let are_equal_caches = shapes.iter().all(|cpus| cpus == &shapes[0]);
+
     // `best[k][set]` is the smallest total if the first k caches have exactly the set; `choices[k][set]` is then the
     // set of the last of these caches.
     let mut best_costs = vec![vec![f64::INFINITY; all_programs as usize + 1]];
@@ -102,6 +104,7 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
         best_costs.push(next_costs);
         choices.push(next_choices);
     }
+
     let mut remaining_programs = all_programs;
     let mut seats_by_cache = Vec::new();
     for (index, &cpus) in shapes.iter().enumerate().rev() {
@@ -148,6 +151,7 @@ fn solve_layer(
             subset = (subset - 1) & free_members;
         }
     }
+
     (best_costs, choices)
 }
 
@@ -257,6 +261,7 @@ impl<'a> SubsetSearch<'a> {
         }
         let first_program = remaining_programs & remaining_programs.wrapping_neg();
         let candidates = remaining_programs & !first_program;
+
         for (size, remaining_cpus) in [
             (
                 self.min_load,

@@ -68,6 +68,7 @@ fn seat_greedily(costs: &CostMatrix, seats: &Seats) -> Seating {
     let weight_of = |i: usize| -> f64 { (0..costs.len()).map(|j| costs[i][j] + costs[j][i]).sum() };
     let mut ordered_programs: Vec<usize> = (0..costs.len()).collect();
     ordered_programs.sort_by(|&a, &b| weight_of(b).total_cmp(&weight_of(a)));
+
     for (placed_count, program) in ordered_programs.into_iter().enumerate() {
         let round = placed_count / seats.cpus();
         let mut cheapest_seat: Option<(f64, usize, usize)> = None;
@@ -86,6 +87,7 @@ fn seat_greedily(costs: &CostMatrix, seats: &Seats) -> Seating {
             cheapest_seat.expect("a round has a free CPU for each of its programs");
         climb.programs_by_cache[cache][cpu].push(program);
     }
+
     Seating {
         by_cache: climb.programs_by_cache,
     }
@@ -160,6 +162,7 @@ impl HillClimb<'_> {
                 if (a.0, a.1) == (b.0, b.1) {
                     continue;
                 }
+
                 let (i, j) = (*self.seat_mut(a), *self.seat_mut(b));
                 let gain = if a.0 == b.0 {
                     let total_before = self.cache_total(a.0);
@@ -180,6 +183,7 @@ impl HillClimb<'_> {
                 }
             }
         }
+
         has_improved
     }
 
@@ -238,6 +242,7 @@ impl HillClimb<'_> {
             self.programs_by_cache[source.0][source.1].insert(index, program);
             return gain;
         }
+
         // Cost that one program would cause to a CPU's neighbors if it were alone there.
         let caused_cost = |j: usize, (cache, cpu): (usize, usize)| -> f64 {
             let other_cpus = self.programs_by_cache[cache]
@@ -249,6 +254,7 @@ impl HillClimb<'_> {
                 .map(|&k| self.costs[k][j])
                 .sum()
         };
+
         let incurred_cost = |(cache, cpu): (usize, usize)| -> f64 {
             let other_cpus = self.programs_by_cache[cache]
                 .iter()
@@ -260,6 +266,7 @@ impl HillClimb<'_> {
                 })
                 .sum()
         };
+
         let caused_cost_and_load = |location: (usize, usize)| -> (f64, f64) {
             let members = &self.programs_by_cache[location.0][location.1];
             (
@@ -267,6 +274,7 @@ impl HillClimb<'_> {
                 members.len() as f64,
             )
         };
+
         let cost_per_load = |sum: f64, load: f64| if load > 0.0 { sum / load } else { 0.0 };
         let ((source_cost, load), (target_cost, other_load)) =
             (caused_cost_and_load(source), caused_cost_and_load(target));
@@ -306,6 +314,7 @@ pub fn lower_bound(costs: &CostMatrix, seats: &Seats) -> f64 {
     if programs == 0 || seats.cpus() == 0 {
         return 0.0;
     }
+
     let (min_load, surplus) = seats.min_load_and_surplus(programs);
     let max_load = min_load + usize::from(surplus > 0);
     let lower_share = |cost: f64| (cost / min_load.max(1) as f64).min(cost / max_load as f64);
@@ -321,6 +330,7 @@ pub fn lower_bound(costs: &CostMatrix, seats: &Seats) -> f64 {
     if !are_equal_caches || neighbor_count == 0 || programs + idle_seats <= neighbor_count {
         return solo_bound;
     }
+
     let padded_weight = |i: usize, j: usize| {
         if i.max(j) < programs {
             lower_weight(i, j)
@@ -350,6 +360,7 @@ fn neighbor_bound(node_count: usize, degree: usize, weight: impl Fn(usize, usize
         .sum::<f64>()
         / pairs)
         .sqrt();
+
     let mut prices = vec![0.5 * mean; node_count];
     let (mut best_gain, mut step) = (f64::NEG_INFINITY, spread);
     for _ in 0..DUAL_STEPS {
@@ -365,6 +376,7 @@ fn neighbor_bound(node_count: usize, degree: usize, weight: impl Fn(usize, usize
                 }
             }
         }
+
         // Rounding of sums must not raise the bound above the true value.
         best_gain = best_gain.max(dual_value - 1e-12 * (dual_value.abs() + pairs * spread));
         for (price, &chosen_count) in prices.iter_mut().zip(&chosen_counts) {
@@ -385,6 +397,7 @@ fn degree_bound(
     let mut shapes = seats.cpus_per_cache.clone();
     shapes.sort_unstable();
     shapes.dedup();
+
     let min_program_cost = |i: usize| {
         let mut weights: Vec<f64> = (0..programs)
             .filter(|&j| j != i)
@@ -409,6 +422,7 @@ fn degree_bound(
             .fold(f64::INFINITY, f64::min)
             / 2.0
     };
+
     (0..programs).map(min_program_cost).sum()
 }
 
@@ -437,6 +451,7 @@ mod tests {
             };
             let origin = position(&seating);
             prop_assume!(origin != to);
+
             let gain = climb.gain_of_move(program, origin, to);
             prop_assert_eq!(&climb.programs_by_cache, &seating.by_cache, "trying changes nothing");
             let mut new_seating = seating.clone();

@@ -33,6 +33,7 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let pairs = (0..partners.len())
         .filter(|&node| node < partners[node])
         .map(|node| [node, partners[node]]);
+
     let programs_of_node = |node: usize| {
         if node < programs {
             vec![node]
@@ -61,6 +62,7 @@ pub fn perfect_matching(nodes: usize, weight: impl Fn(usize, usize) -> f64) -> V
     } else {
         0.0
     };
+
     let mut cost = vec![0i64; nodes * nodes];
     for (a, b) in all_edges() {
         let integer_weight = libm::round((weight(a, b) - min_weight) * scale) as i64;

@@ -91,6 +91,7 @@ impl Seating {
             cache.iter_mut().for_each(|cpu| cpu.sort_unstable());
             cache.sort_by_key(|cpu| first_member(cpu));
         }
+
         let shapes: Vec<usize> = self.by_cache.iter().map(Vec::len).collect();
         let mut distinct_shapes = shapes.clone();
         distinct_shapes.sort_unstable();
@@ -109,6 +110,7 @@ impl Seating {
                 .zip(caches)
                 .for_each(|(position, cache)| self.by_cache[position] = cache);
         }
+
         self
     }
 }
@@ -156,6 +158,7 @@ pub fn best_assignment(costs: &CostMatrix, seats: &Seats) -> Solution {
     } else {
         (local_search::solve(costs, seats), SolverMethod::LocalSearch)
     };
+
     let seating = seating_and_method.0.into_canonical();
     let total = seating.total_cost(costs);
     let lower_bound = match seating_and_method.1 {
@@ -222,6 +225,7 @@ pub fn random_totals(costs: &CostMatrix, seats: &Seats, seed: u64) -> RandomTota
             sampled: 0,
         };
     }
+
     let costs_beside_others = |row: usize| {
         costs[row]
             .iter()
@@ -232,6 +236,7 @@ pub fn random_totals(costs: &CostMatrix, seats: &Seats, seed: u64) -> RandomTota
     let cost_sum: f64 = (0..programs)
         .map(|row| costs_beside_others(row).sum::<f64>())
         .sum();
+
     let neighbor_pairs: f64 = seats
         .cpus_per_cache
         .iter()
@@ -265,6 +270,7 @@ pub fn random_seating(programs: usize, seats: &Seats, generator: &mut SplitMix64
     if cpus.is_empty() {
         return Seating { by_cache };
     }
+
     generator.shuffle(&mut cpus);
     let mut order: Vec<usize> = (0..programs).collect();
     generator.shuffle(&mut order);
@@ -272,6 +278,7 @@ pub fn random_seating(programs: usize, seats: &Seats, generator: &mut SplitMix64
         let (cache, cpu) = cpus[index % cpus.len()];
         by_cache[cache][cpu].push(program);
     }
+
     by_cache
         .iter_mut()
         .flatten()

@@ -80,6 +80,7 @@ fn check_claims(claims: &[UnitClaim], units: u32) -> Result<(), ClaimError> {
     if claims.is_empty() {
         return Err(ClaimError::NoClaims);
     }
+
     for (claim, UnitClaim { costs, .. }) in claims.iter().enumerate() {
         if costs.len() != units as usize {
             return Err(ClaimError::Costs {
@@ -92,6 +93,7 @@ fn check_claims(claims: &[UnitClaim], units: u32) -> Result<(), ClaimError> {
             return Err(ClaimError::NoNumber { claim });
         }
     }
+
     let floors = claims
         .iter()
         .map(UnitClaim::floor)
@@ -160,11 +162,13 @@ pub fn allocate_exactly(
     let mut previous_row: Vec<Option<PartialAllocation>> = vec![None; unit_count + 1];
     previous_row[0] = Some(empty_allocation);
     let mut remaining_floors: u32 = claims.iter().map(UnitClaim::floor).sum();
+
     for (index, claim) in claims.iter().enumerate() {
         remaining_floors -= claim.floor();
         let is_last = index + 1 == claims.len();
         let mut row: Vec<Option<PartialAllocation>> = vec![None; unit_count + 1];
         let max_used_units = units - remaining_floors;
+
         // The last claimant gets all remaining units, because only complete allocations matter.
         for used_units in if is_last {
             max_used_units..=max_used_units
@@ -177,6 +181,7 @@ pub fn allocate_exactly(
                 else {
                     continue;
                 };
+
                 let cost = claim.cost_of_units(claim_units);
                 let candidate = PartialAllocation {
                     worst_cost: previous_allocation.worst_cost.max(cost),
@@ -194,8 +199,10 @@ pub fn allocate_exactly(
             }
             row[used_units as usize] = best_allocation;
         }
+
         rows.push(std::mem::replace(&mut previous_row, row));
     }
+
     rows.push(previous_row);
     let mut allocation = vec![0; claims.len()];
     let mut remaining_units = unit_count;
@@ -232,6 +239,7 @@ pub fn allocate_by_lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32
         .zip(&allocation)
         .map(|(c, &held_units)| best_offer(c, held_units, remaining_units))
         .collect();
+
     while remaining_units > 0 {
         let mut winner = 0;
         for (index, claim) in claims.iter().enumerate() {
@@ -247,6 +255,7 @@ pub fn allocate_by_lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32
                 winner = index;
             }
         }
+
         // If no savings are left, units are allocated one at a time.
         let added_units = if offers[winner].1 > 0.0 {
             offers[winner].0
@@ -257,6 +266,7 @@ pub fn allocate_by_lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32
         remaining_units -= added_units;
         offers[winner] = best_offer(&claims[winner], allocation[winner], remaining_units);
     }
+
     Ok(allocation)
 }
 

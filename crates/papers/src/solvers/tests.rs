@@ -25,6 +25,7 @@ fn every_seating(programs: usize, seats: &Seats) -> Vec<Seating> {
             }
             return;
         }
+
         let max_load = min_load + usize::from(surplus > 0);
         for cache in 0..partial.by_cache.len() {
             for cpu in 0..partial.by_cache[cache].len() {
@@ -39,6 +40,7 @@ fn every_seating(programs: usize, seats: &Seats) -> Vec<Seating> {
             }
         }
     }
+
     let by_cache = seats
         .cpus_per_cache
         .iter()
@@ -198,6 +200,7 @@ fn the_random_mean_is_exact_on_two_pairs() {
         vec![0.0267, 0.0448, -0.01, -0.0121],
         vec![0.0148, 0.0345, -0.0119, -0.0093],
     ];
+
     let seats = sample_seats(&[2, 2]);
     let three = [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]];
     let total = |pairs: &[(usize, usize); 2]| {

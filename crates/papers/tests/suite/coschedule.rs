@@ -113,6 +113,7 @@ fn probe_results(
             cost_ns: Vec::new(),
         })
     };
+
     tasks.iter().enumerate().filter_map(task_sets).collect()
 }
 
@@ -133,6 +134,7 @@ fn run_filling(
         ran: vec![0; tasks.len()],
     };
     let mut has_waited = vec![true; tasks.len()];
+
     for window in 0..windows {
         let answers =
             filling.map(|filling| probe_results(&tasks, &has_waited, &view.profiles, filling));
@@ -142,6 +144,7 @@ fn run_filling(
         };
         let decision = view.decide(policy.as_mut(), &NullPredictor);
         has_waited = tasks.iter().map(|task| task.cpu.is_none()).collect();
+
         for task in &mut tasks {
             let seats = decision
                 .plan
@@ -157,6 +160,7 @@ fn run_filling(
         }
         run.decisions.push(decision);
     }
+
     run
 }
 
@@ -366,6 +370,7 @@ fn lagging_tasks_get_no_advice() {
         }
         last.len()
     };
+
     let advice = "form = \"advice\"\n";
     assert_eq!(
         [1, 3, 4].map(|windows| penalties(advice, windows)),

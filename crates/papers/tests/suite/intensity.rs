@@ -144,6 +144,7 @@ fn prefetched_lines_count_as_reads() {
     for (profile, bytes) in both.values_mut().zip([2_000.0, 1_900.0, 130.0, 7.0]) {
         profile.rates.observed_read_bytes_per_kilo_instr = Some(Fact::oracle(bytes));
     }
+
     let beside_the_first = |counted: &str, profiles: &Profiles| {
         let mut dio = PAPERS
             .build("dio", &format!("counted = \"{counted}\""), 1)
@@ -191,6 +192,7 @@ fn a_program_that_just_fits_gets_the_quietest_neighbor() {
         .enumerate()
         .map(|(id, profile)| (TaskId(id as u32), profile))
         .collect();
+
     let tasks: Vec<TaskSample> = (0..4).map(|id| task_fixture(id, None)).collect();
     let neighbor = |parameters: &str, profiles: &Profiles| {
         let mut di = PAPERS.build("di", parameters, 1).unwrap();
@@ -201,6 +203,7 @@ fn a_program_that_just_fits_gets_the_quietest_neighbor() {
     };
     assert_eq!(neighbor("", &all), [3]);
     assert_eq!(neighbor("recorded_on = \"whole\"", &all), [2]);
+
     // One curve ends above the share, so all tasks are compared on the whole cache.
     let mut partly = all.clone();
     partly.insert(
@@ -232,6 +235,7 @@ fn priorities_bring_quiet_neighbors() {
         .plan
     };
     assert_eq!(co_runners(&plan_with(&[]), 4), [3], "without a priority");
+
     assert_eq!(co_runners(&plan_with(&[(4, 5.0)]), 4), [7]);
     let two_priorities = plan_with(&[(4, 5.0), (5, 5.0)]);
     assert!(
@@ -262,6 +266,7 @@ fn di_uses_solo_rates_and_dio_counted_rates() {
         *profile =
             std::mem::take(profile).with_misses(CacheLevel::L2, curve, FactSource::ExactTrace);
     }
+
     let tasks: Vec<TaskSample> = [0, 1, 2, 3].map(|id| task_fixture(id, None)).to_vec();
     let decision_of = |name: &str, parameters: &str, profiles: &Profiles| {
         decide(
@@ -272,6 +277,7 @@ fn di_uses_solo_rates_and_dio_counted_rates() {
             &idle_plan(),
         )
     };
+
     // Reasons give a rate as a multiple of the mean rate.
     let first_intensity = |name: &str, parameters: &str| {
         let reasons = decision_of(name, parameters, &profiles).reasons;
@@ -358,6 +364,7 @@ fn recorded_rates_are_used_without_counters_and_probes() {
     let mut profiles: Profiles = (0..4)
         .map(|id| (TaskId(id), profile([20.0, 10.0, 1.0, 0.5][id as usize])))
         .collect();
+
     let no_counters = Support::No {
         reason: "no PMU".to_string(),
         remedy: None,

@@ -174,6 +174,7 @@ fn slowdowns_on_machine(topology: &Topology, cpus: &[CpuId]) -> Vec<Estimate> {
             .last_level_caches()
             .position(|cache| cache.cpus.contains(cpu.0))
     };
+
     let caches: Vec<Option<usize>> = cpus.iter().map(cache_of).collect();
     let slowdown = |a: usize| {
         let others = (0..cpus.len()).filter(|&b| b != a);

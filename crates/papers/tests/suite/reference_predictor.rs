@@ -172,6 +172,7 @@ fn colors_of_processes_protect_from_a_stream() {
         },
     };
     plan.shares = vec![share(7, "0-11"), share(8, "12-15")];
+
     let with_process = |process: u32, profile: Profile| Profile {
         process: Some(ProcessId(process)),
         ..profile
@@ -240,6 +241,7 @@ fn space_elsewhere_keeps_a_neighbor_from_competing() {
             .unwrap()
             .value
     };
+
     let whole_share = 20.0 - 19.5 / 4.0;
     assert!(
         (misses(2 * MB) - whole_share).abs() < 1e-6,

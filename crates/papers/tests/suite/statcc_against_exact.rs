@@ -93,6 +93,7 @@ fn simulate(programs: &[&EndlessProgram]) -> Vec<(f64, f64)> {
     let mut randoms: Vec<SplitMix64> = (0..n as u64)
         .map(|index| SplitMix64::new(1000 + index))
         .collect();
+
     let (mut positions, mut clock) = (vec![0u64; n], vec![0.0f64; n]);
     let (mut cycles, mut accesses, mut misses) = (vec![0.0; n], vec![0u64; n], vec![0u64; n]);
     for step in 0..ACCESSES {
@@ -106,6 +107,7 @@ fn simulate(programs: &[&EndlessProgram]) -> Vec<(f64, f64)> {
         let spent = programs[next].instructions as f64 + missed as f64 * MISS_CYCLES;
         positions[next] += 1;
         clock[next] += spent;
+
         if step >= ACCESSES / 5 {
             cycles[next] += spent;
             accesses[next] += 1;
@@ -138,6 +140,7 @@ fn miss_ratios_and_run_times_are_within_their_stated_error() {
     let pairs = (0..4).flat_map(|i| (i..4).map(move |j| vec![i, j]));
     // Worst errors of miss ratio and run time: first without the loops, then over all groups.
     let (mut worst_ratio, mut worst_time, mut off) = ([0.0f64; 2], [0.0f64; 2], Vec::new());
+
     for group in pairs.chain([vec![0, 1, 2], vec![0, 1, 2, 3]]) {
         let members: Vec<&Profile> = group.iter().map(|&p| &profiles[p]).collect();
         let expected = StatCc {

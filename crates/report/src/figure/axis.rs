@@ -95,6 +95,7 @@ impl<'a> AxisLayout<'a> {
                 (0.0, 1.0)
             };
         }
+
         if !is_logarithmic && axis.range.is_none() && axis.names.is_empty() {
             (low, high) = round_range(low, high, includes_zero);
         } else if high <= low {
@@ -104,6 +105,7 @@ impl<'a> AxisLayout<'a> {
                 (low - 0.5, low + 0.5)
             };
         }
+
         AxisLayout {
             axis,
             low,

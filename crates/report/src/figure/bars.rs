@@ -98,12 +98,14 @@ impl BarChart {
         } else {
             28.0
         };
+
         let legend_entries: Vec<_> = self
             .series
             .iter()
             .enumerate()
             .map(|(index, name)| (name.as_str(), index, false))
             .collect();
+
         let mut svg = Svg::new(width, height, &[&self.title, &self.y.label]);
         let top = svg.draw_heading(&self.title, 10.0);
         let top = draw_legend(&mut svg, &legend_entries, top);
@@ -174,6 +176,7 @@ impl BarChart {
             bars_width / group.bars.len().max(1) as f64
         };
         let (mut positive_sum, mut negative_sum) = (0.0, 0.0);
+
         for (index, bar) in group.bars.iter().enumerate() {
             let Some(value) = bar.value.filter(|value| value.is_finite()) else {
                 continue;

@@ -177,6 +177,7 @@ impl Chart {
             let (low, high) = p.interval.unwrap_or((p.y, p.y));
             [p.y, low, high]
         });
+
         let levels = self
             .references
             .iter()
@@ -211,6 +212,7 @@ pub(super) fn draw_legend(svg: &mut Svg, entries: &[(&str, usize, bool)], top: f
     if entries.len() < 2 {
         return top;
     }
+
     let width = svg.width();
     let (mut x, mut y) = (14.0, top + 8.0);
     for (name, color, is_dashed) in entries {
@@ -242,6 +244,7 @@ impl ChartLayout<'_> {
             self.svg
                 .draw_text("n m", (self.left - 7.0, y + 4.0), Anchor::End, &label);
         }
+
         let mut next_free_x = f64::NEG_INFINITY;
         for (value, label) in self.x.ticks() {
             let x = self.x.position(value);
@@ -254,6 +257,7 @@ impl ChartLayout<'_> {
                 next_free_x = x + half_width + 4.0;
             }
         }
+
         self.svg
             .draw_line("a", (self.left, self.bottom), (self.right, self.bottom));
         if !x_label.is_empty() {
@@ -261,6 +265,7 @@ impl ChartLayout<'_> {
             self.svg
                 .draw_text("m", (middle, self.bottom + 37.0), Anchor::Middle, x_label);
         }
+
         if !y_label.is_empty() {
             let middle = (self.top + self.bottom) / 2.0;
             self.svg.draw_text_upwards("m", (16.0, middle), y_label);
@@ -357,6 +362,7 @@ impl ChartLayout<'_> {
             })
             .collect();
         let color_slot = color % COLORS;
+
         if series.has_whiskers || series.mark == Mark::Points {
             for (x, low, high) in interval_points {
                 let class = format!("l s{color_slot}");
@@ -392,6 +398,7 @@ impl ChartLayout<'_> {
                 self.svg.draw_path(&class, &line, false);
             }
         }
+
         let finite_points = series
             .points
             .iter()

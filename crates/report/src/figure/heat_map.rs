@@ -83,6 +83,7 @@ impl HeatMap {
             } else {
                 0.0
             };
+
         let title_height = if self.title.is_empty() { 4.0 } else { 34.0 };
         let is_slanted = max_text_width(&self.columns) > cell_width - 4.0;
         let names_height = match (shows_column_names, is_slanted) {
@@ -90,6 +91,7 @@ impl HeatMap {
             (true, false) => 20.0,
             (true, true) => 16.0 + max_text_width(&self.columns) * 0.6,
         };
+
         let (columns, rows) = (self.columns.len() as f64, self.rows.len() as f64);
         let bottom = title_height + rows * cell_height;
         let label_room = if self.column_label.is_empty() {
@@ -169,6 +171,7 @@ impl HeatMap {
                 largest_value.max(value.abs())
             })
         });
+
         let value_text = |value: f64| {
             self.decimals.map_or_else(
                 || format_number(value),
@@ -181,6 +184,7 @@ impl HeatMap {
         } else {
             format!(" {}", self.unit)
         };
+
         for (row, values) in self.values.iter().enumerate().take(self.rows.len()) {
             for (column, value) in values.iter().enumerate().take(self.columns.len()) {
                 let cell_corner = (

@@ -12,6 +12,7 @@ pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
         .iter()
         .map(|cache| render_box(cache, &plan.unit, paint))
         .collect();
+
     let mut text = String::new();
     let mut remaining_boxes = &boxes[..];
     while let Some(first) = remaining_boxes.first() {
@@ -52,6 +53,7 @@ fn render_box(cache: &CacheAssignment, unit: &str, paint: Paint) -> Vec<String> 
         .map(|p| text_width(&p.name))
         .max()
         .unwrap_or(0);
+
     let mut rows: Vec<(String, String)> = Vec::new();
     for program in &cache.programs {
         let mut cost = program
@@ -65,6 +67,7 @@ fn render_box(cache: &CacheAssignment, unit: &str, paint: Paint) -> Vec<String> 
     if rows.is_empty() {
         rows.push(("idle".to_string(), String::new()));
     }
+
     let row_width = |row: &(String, String)| text_width(&row.0) + 2 + text_width(&row.1);
     let inner_width = rows
         .iter()
@@ -166,6 +169,7 @@ mod tests {
             cpus: format!("{}-{}", 2 * index, 2 * index + 1),
             programs,
         };
+
         let plan = PlanResult {
             unit: "percent".into(),
             solver: "matching".into(),
@@ -192,6 +196,7 @@ mod tests {
             },
             ..PlanResult::default()
         };
+
         expect![[r#"
             ╭─ L2 #0 · CPUs 0-1 ───╮  ╭─ L2 #1 · CPUs 2-3 ─╮
             │ mcf     2.3 % slower │  │ idle               │

@@ -50,6 +50,7 @@ pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String
     let (Some(low), Some(high)) = (points().map(|p| p.0).min(), points().map(|p| p.0).max()) else {
         return String::new();
     };
+
     let largest_value = points().map(|p| p.1).fold(0.0, f64::max);
     let largest_value = if largest_value > 0.0 {
         largest_value
@@ -65,6 +66,7 @@ pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String
         columns,
         cells: vec![(0, 0); columns * ROWS],
     };
+
     let doubling_count = libm::log2(high as f64 / low as f64);
     let axis_share = |bytes: f64| {
         if doubling_count > 0.0 {
@@ -76,6 +78,7 @@ pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String
     for (series, line) in lines.iter().enumerate() {
         draw_curve(&mut canvas, series, line, &axis_share, largest_value);
     }
+
     let mut text = format!("{}\n", paint.style_faint(y_label));
     for row in 0..ROWS {
         let rows_from_bottom = ROWS - row;
@@ -92,6 +95,7 @@ pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String
         text.push_str(canvas_row(&canvas, row, lines.len() > 1, paint).trim_end());
         text.push('\n');
     }
+
     text.push_str(&paint.style_faint(&size_axis(gutter, columns, low, high, &axis_share)));
     if lines.len() > 1 {
         let names = lines
@@ -117,6 +121,7 @@ fn draw_curve(
             max_y - (value / largest_value).clamp(0.0, 1.0) * max_y,
         )
     };
+
     let usable_points: Vec<(u64, f64)> = line
         .points
         .iter()
@@ -184,6 +189,7 @@ fn size_axis(
         if bytes < low || bytes > high {
             continue;
         }
+
         let column = ((axis_share(bytes as f64) * (columns - 1) as f64) + 0.5) as usize;
         let label = format_size(bytes);
         let start = (gutter + 1 + column).saturating_sub(label.len() / 2);
@@ -196,6 +202,7 @@ fn size_axis(
             next_free_column = start + label.len() + 2;
         }
     }
+
     let names: String = label_chars.into_iter().collect();
     format!(
         "{}└{}\n{}\n",
@@ -253,6 +260,7 @@ mod tests {
             name: "chase".into(),
             points,
         };
+
         let want = expect![[r#"
             misses per 1000 instructions
             30 ┤⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⢣
@@ -270,6 +278,7 @@ mod tests {
                └┴──────┴─────┴──────┴──────┴─────┴──────┴─────┴──────┴
                64K   128K  256K   512K    1M    2M     4M    8M     16M
         "#]];
+
         want.assert_eq(&curve_picture(
             &[line],
             "misses per 1000 instructions",

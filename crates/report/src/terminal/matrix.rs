@@ -21,6 +21,7 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
             format_number(value)
         }
     };
+
     let values = || {
         matrix
             .values
@@ -37,6 +38,7 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
         .map(|name| text_width(name))
         .max()
         .unwrap_or(0);
+
     let column_names = shorten_names(&matrix.names, 9);
     let cell_width = values()
         .map(|v| cell_text(v).len() + 2)
@@ -50,6 +52,7 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
     }
     text.truncate(text.trim_end().len());
     text.push('\n');
+
     for (row, name) in matrix.names.iter().enumerate() {
         text.push_str(&paint.style_bold(&pad_text(name, max_name_width, Align::Left)));
         text.push(' ');
@@ -71,6 +74,7 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
         text.truncate(text.trim_end_matches(' ').len());
         text.push('\n');
     }
+
     let unit = if is_percent {
         "percent of its solo run time lost"
     } else {

@@ -11,6 +11,7 @@ pub fn sample_study() -> StudyPage {
         class: Some(if name == "milc" { "devil" } else { "turtle" }.into()),
         ..ProgramSummary::default()
     });
+
     let curve = |scale: f64| {
         let point = |power: u32| CurvePoint {
             bytes: 1 << power,
@@ -20,6 +21,7 @@ pub fn sample_study() -> StudyPage {
         };
         (16..26).map(point).collect()
     };
+
     let placed = |name: &str| PlacementRow {
         name: name.into(),
         cpu: None,
@@ -35,6 +37,7 @@ pub fn sample_study() -> StudyPage {
         cpus: format!("{}-{}", 2 * index, 2 * index + 1),
         programs: vec![placed(names[2 * index]), placed(names[2 * index + 1])],
     };
+
     let plan = PlanResult {
         model: "measured".into(),
         unit: "percent".into(),
@@ -49,6 +52,7 @@ pub fn sample_study() -> StudyPage {
         },
         ..PlanResult::default()
     };
+
     let matrix = CostTable {
         model: "measured".into(),
         unit: "percent".into(),

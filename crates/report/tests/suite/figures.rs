@@ -23,6 +23,7 @@ fn sample_chart() -> Chart {
     steps.mark = Mark::Steps;
     steps.has_whiskers = true;
     steps.is_dashed = true;
+
     Chart {
         title: "Misses <of> \"two\" & more".into(),
         x: Axis::bytes("cache size"),
@@ -77,6 +78,7 @@ fn bars(stacked: bool) -> BarChart {
             })
             .collect(),
     };
+
     BarChart {
         title: "Where the slowdown comes from".into(),
         y: Axis::linear("% of solo run time"),
@@ -109,6 +111,7 @@ fn well_formed(xml: &str) -> Result<(), String> {
         if text.contains('>') {
             return Err(format!("stray '>' in {text:?}"));
         }
+
         let end = tag_and_rest.find('>').ok_or("tag without end")?;
         let tag = &tag_and_rest[1..end];
         remaining_xml = &tag_and_rest[end + 1..];
@@ -120,6 +123,7 @@ fn well_formed(xml: &str) -> Result<(), String> {
         if tag.matches('"').count() % 2 != 0 {
             return Err(format!("quotes in {tag}"));
         }
+
         if tag.starts_with('/') {
             if open_tags.pop() != Some(name) {
                 return Err(format!("</{name}> closes nothing"));
@@ -128,6 +132,7 @@ fn well_formed(xml: &str) -> Result<(), String> {
             open_tags.push(name);
         }
     }
+
     for (position, _) in xml.match_indices('&') {
         let is_entity = ["&amp;", "&lt;", "&gt;", "&quot;"]
             .iter()
@@ -136,6 +141,7 @@ fn well_formed(xml: &str) -> Result<(), String> {
             return Err(format!("stray & at {position}"));
         }
     }
+
     if open_tags.is_empty() {
         Ok(())
     } else {
@@ -154,6 +160,7 @@ fn figures_stay_well_formed_with_hostile_names_and_odd_data() {
     for title in [&mut chart.title, &mut map.title, &mut bars.title] {
         *title = evil.into();
     }
+
     chart.series[0].name = evil.into();
     chart.series[0].points = odd.iter().map(|v| ChartPoint::new(*v, *v)).collect();
     chart.x.label = evil.into();
@@ -165,6 +172,7 @@ fn figures_stay_well_formed_with_hostile_names_and_odd_data() {
     ];
     bars.groups[0].bars = odd.iter().map(|v| ChartBar::from(*v)).collect();
     let drawn = [chart.svg(), map.svg(), bars.svg()];
+
     let empty = [
         Chart::default().svg(),
         HeatMap::default().svg(),
@@ -196,6 +204,7 @@ fn a_name_keeps_its_color_and_many_series_are_distinct() {
             .count()
             .to_string()
     };
+
     let check = |got: String, want: Expect| want.assert_eq(&got);
     check(count("l s0"), expect!["1"]);
     check(count("l s0 d"), expect!["1"]);

@@ -90,6 +90,7 @@ fn gain_finding(
     let points = families.filter(|(_, gains)| !gains.is_empty());
     let points = points.map(|(family, gains)| DataPoint::from_values(title, family.name(), &gains));
     let value = [(context.seeds[0], mean(&gains))];
+
     Finding::new(
         "AUTO-ABLATION",
         title,
@@ -116,6 +117,7 @@ fn lost_gains_figure(mixes: &[AutoMix]) -> ResultFigure {
             interval: Some(confidence_bounds(&gains)),
         }
     };
+
     let group = |(index, (title, _)): (usize, &(&str, &str))| BarGroup {
         name: (*title).to_string(),
         bars: vec![contender_bar(FULL_POLICY_INDEX + 1 + index)],

@@ -129,6 +129,7 @@ impl MixGenerator<'_> {
                 without_prefetch: None,
             }
         };
+
         let references_per_instr = fills_at(0.0).max(1e-4);
         let l1_level = PrivateLevel {
             level: CacheLevel::L1Data,
@@ -234,6 +235,7 @@ impl MixGenerator<'_> {
         let figures = self.machine;
         let tasks = figures.cores().min(MAX_TASKS);
         let cores_per_cache = figures.cores_per_cache as f64;
+
         match family {
             MixFamily::Null => {
                 let program_kind = self.rng.draw_below(3);
@@ -352,6 +354,7 @@ impl MixGenerator<'_> {
         } else {
             self.draw_stream()
         };
+
         let cycles_per_s = self.machine.hertz;
         let first_phase = job.program.phases[0].clone();
         let mut with_length = |phase: ProgramPhase| {
@@ -408,6 +411,7 @@ pub fn draw_mix_jobs(
         MixFamily::Overcommitted => figures.cores_per_cache < 2,
         MixFamily::Floors | MixFamily::Null => false,
     };
+
     let mut mix_generator = MixGenerator {
         machine: &figures,
         rng: SplitMix64::new(seed ^ (family as u64 + 1).wrapping_mul(0x9e37_79b9)),

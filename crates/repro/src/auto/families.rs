@@ -18,6 +18,7 @@ pub fn contender_list() -> [AutoContender; AUTO_INDEX + 1] {
     let mechanism_only = |title: &'static str, mechanisms: &str| {
         AutoContender::new(title, "auto", &format!("disable = [{mechanisms}]"))
     };
+
     [
         AutoContender::new("default", "default", "window_ns = 1000000000"),
         mechanism_only("only placement", "\"sharing\", \"space\", \"gangs\""),
@@ -174,6 +175,7 @@ fn measure_solo_progress(
         start_ns: 0,
         ..job.clone()
     };
+
     let default_contender = &contender_list()[0];
     let outcome = run(machine, &[job], default_contender, 1, length_ns)?;
     let instr_by_second = if has_phases {
@@ -200,6 +202,7 @@ fn score_run(
         .zip(solo_progress)
         .map(|((rate, job), alone)| alone.speed_ratio_at_equal_work(*rate, present_seconds(job)))
         .collect();
+
     let slowdown_limits: Vec<(usize, f64)> = jobs
         .iter()
         .enumerate()
@@ -211,6 +214,7 @@ fn score_run(
         })
     };
     let window_count = outcome.second_half_speeds.len().max(1) as f64;
+
     ContenderScore {
         weighted_speedup: solo_speed_ratios.iter().sum::<f64>() / solo_speed_ratios.len() as f64,
         harmonic_mean: solo_speed_ratios.len() as f64
@@ -250,6 +254,7 @@ pub fn score_all_mixes(
     };
     let length_ns = context.pick(300, 900) * 1_000_000_000;
     let mut scored_mixes = Vec::new();
+
     for machine in &machines {
         for family in FAMILIES {
             for mix_index in 0..mixes_per_family {
@@ -257,6 +262,7 @@ pub fn score_all_mixes(
                 let Some(jobs) = draw_mix_jobs(machine, family, seed, length_ns) else {
                     continue;
                 };
+
                 context.report_progress(&format!("{}, {} {seed}", machine.name, family.name()));
                 let solo_progress =
                     context.run_all(&jobs, |job| measure_solo_progress(machine, job, length_ns))?;
@@ -280,6 +286,7 @@ pub fn score_all_mixes(
             }
         }
     }
+
     Ok(scored_mixes)
 }
 

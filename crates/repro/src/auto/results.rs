@@ -60,12 +60,14 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             .filter(|mix| mix.family == family)
             .collect::<Vec<&AutoMix>>()
     };
+
     let declared = |name: &str, value: f64| Finding::declared(name, &[(context.seeds[0], value)]);
     let over_best_single = |mixes: &[&AutoMix]| {
         lower_bound(&mix_gains(mixes, |mix| {
             mean_gain_over(mix, mix.best_single_mechanism())
         }))
     };
+
     let over_default = |mix: &AutoMix| mean_gain_over(mix, 0);
     let crossed_mixes = family_mixes(MixFamily::Crossed);
     let mut findings = vec![
@@ -144,6 +146,7 @@ fn family_findings(
     if mixes.is_empty() {
         return Vec::new();
     }
+
     let name = family.name();
     let gain_over_best = |score_kind: ScoreKind| {
         lower_bound(&mix_gains(mixes, |mix| {
@@ -155,6 +158,7 @@ fn family_findings(
             mean(mix.gain_percents_in(score_kind, AUTO_INDEX, 0))
         }))
     };
+
     let target = if family == MixFamily::Crossed {
         2.0
     } else {
@@ -165,6 +169,7 @@ fn family_findings(
     } else {
         -1.0
     };
+
     let bound_finding = |id: &str, metric_title: &str, target: ResultTarget, value: f64| {
         family_finding(
             context,
@@ -174,6 +179,7 @@ fn family_findings(
             value,
         )
     };
+
     let mut findings = vec![
         bound_finding(
             "AUTO-8",
@@ -193,6 +199,7 @@ fn family_findings(
             gain_over_default(ScoreKind::WeightedSpeedup),
         ),
     ];
+
     for (kind, metric) in [
         (ScoreKind::HarmonicMean, "harmonic mean of speeds"),
         (ScoreKind::Throughput, "throughput"),
@@ -212,6 +219,7 @@ fn family_findings(
             ));
         }
     }
+
     findings
 }
 
@@ -262,6 +270,7 @@ fn below_default_finding(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> 
             )
         })
         .collect();
+
     let note = if harmed_names.is_empty() {
         String::new()
     } else {
@@ -296,6 +305,7 @@ fn floor_finding(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Finding
         .iter()
         .map(|mix| 100.0 * kept_floor_share(mix, AUTO_INDEX))
         .collect();
+
     let note = format!(
         "{} of {} mixes have a contender that keeps the promise",
         feasible_mixes.len(),
@@ -325,6 +335,7 @@ fn gain_points(mixes: &[AutoMix]) -> Vec<DataPoint> {
             ));
         }
     }
+
     for mix in mixes {
         let point_label = format!("{} {} on {}", mix.family.name(), mix.seed, mix.machine);
         points.push(DataPoint::from_values(
@@ -351,6 +362,7 @@ fn gains_figure(mixes: &[AutoMix]) -> ResultFigure {
             interval: bounds,
         }
     };
+
     let (contenders, shown) = (contender_list(), 1..=AUTO_INDEX);
     let group = |&family: &MixFamily| BarGroup {
         name: family.name().to_string(),

@@ -65,6 +65,7 @@ pub fn run(
         IntervalMachine::new(machine, options, jobs.to_vec()).map_err(failed(contender.title))?;
     let first_window = WindowLength::Time { ns: 1_000_000_000 };
     interval_machine.set_first_window(first_window);
+
     let standard = StandardPipeline {
         policy: PolicyConfig {
             name: contender.policy.to_string(),
@@ -127,6 +128,7 @@ impl InstructionTotals {
         let end_ns = observation.span.start_ns + observation.span.elapsed_ns;
         self.instr_by_second
             .push((end_ns as f64 / 1e9, self.instructions.iter().sum()));
+
         if observation.span.start_ns > length_ns / 2 {
             let seconds = observation.span.elapsed_ns.max(1) as f64 / 1e9;
             self.window_instr_by_job.push(

@@ -177,6 +177,7 @@ fn measure_all_mixes(
     length: SampleLength,
 ) -> Result<Vec<FourJobMix>, ReproError> {
     let mut mixes = Vec::new();
+
     for &seed in seeds {
         let mix_indices: Vec<usize> = (0..PAPER_MIXES.len()).step_by(length.mix_step).collect();
         context.report_progress(&format!(
@@ -184,6 +185,7 @@ fn measure_all_mixes(
             mix_indices.len(),
             length.scale
         ));
+
         // A job's input depends on its position in the mix.
         let mut program_positions: Vec<(&str, usize)> = mix_indices
             .iter()
@@ -223,6 +225,7 @@ fn measure_all_mixes(
         let inputs: Vec<MixInputs> = mix_indices.iter().map(inputs_of).collect();
         mixes.extend(context.run_all_stored(&inputs, measure_mix)?);
     }
+
     Ok(mixes)
 }
 
@@ -265,6 +268,7 @@ fn run_managed(
         level: CacheLevel::L2,
         min_instructions: counted_instructions,
     };
+
     let profilers = vec![counters, ProfilerConfig::Activity];
     let config = workload.pipeline(
         name,
@@ -344,6 +348,7 @@ fn measure_mix(_: &ExperimentContext<'_>, inputs: &MixInputs) -> Result<FourJobM
         .iter()
         .map(|(_, rates)| rates.instr_per_cycle)
         .collect();
+
     let round_robin_run =
         run_with_registered_policy(&workload, &work_ranges, ROUND_ROBIN.0, ROUND_ROBIN.1)?;
     let gains = SCHEDULERS
@@ -356,6 +361,7 @@ fn measure_mix(_: &ExperimentContext<'_>, inputs: &MixInputs) -> Result<FourJobM
             )
         })
         .collect::<Result<Vec<RoundRobinGains>, ReproError>>()?;
+
     let measure_pairing = |pairs: [[u32; 2]; 2]| {
         let policy = Box::new(PairRotation {
             pairs,
@@ -371,6 +377,7 @@ fn measure_mix(_: &ExperimentContext<'_>, inputs: &MixInputs) -> Result<FourJobM
             ..run
         })
     };
+
     let pairing_gains = PAIRINGS
         .into_iter()
         .map(measure_pairing)
@@ -413,6 +420,7 @@ fn gains_against(
     {
         return Err(unfinished_error());
     }
+
     let job_speeds = |worked: &WorkRun| {
         worked
             .rates
@@ -420,6 +428,7 @@ fn gains_against(
             .map(|rates| rates.instr_per_cycle)
             .collect::<Vec<f64>>()
     };
+
     let rate_gain =
         Comparison::compare_rates(&run.rates, &baseline_run.rates).ok_or_else(unfinished_error)?;
     let score_run = |worked: &WorkRun| {
@@ -433,6 +442,7 @@ fn gains_against(
             .level_breakdown(CacheLevel::L2)
             .map_or(0.0, |l2| l2.inter_task as f64 / instructions.max(1) as f64)
     };
+
     let to_percent = |share: f64| 100.0 * share;
     Ok(RoundRobinGains {
         ipc_gain: to_percent(rate_gain.throughput_gain),
@@ -622,6 +632,7 @@ fn gain_points(
         ("worst slowdown, new over old", |run| run.worst_slowdown),
         ("jobs brought in per sample", |run| run.brought_in),
     ];
+
     let mut points = Vec::new();
     for nth in measured_mix_indices(mixes) {
         for (series, get) in series {
@@ -657,6 +668,7 @@ fn gains_figure(mixes: &[FourJobMix]) -> ResultFigure {
             bars,
         }
     };
+
     let series = SCHEDULERS
         .iter()
         .map(|(name, _, _)| *name)

@@ -208,6 +208,7 @@ fn measure_thresholds(
             .collect();
         Thresholds::mean_of(activities.iter())
     };
+
     let thresholds_of_seed = |&seed| {
         (
             seed,
@@ -476,6 +477,7 @@ fn describe_fit(context: &ExperimentContext<'_>, pairs: &PairRuns) -> String {
             )
         })
         .collect();
+
     format!(
         "32 contiguous super sets at every level (AV 2.2; their number is open). Chosen before running, since the paper \
          leaves it open: a bit is set above the mean count of the nine programs alone. One line for each of the 45, of IPC over the bits \
@@ -506,6 +508,7 @@ fn describe_steepness(
             CELLS[cell]
         )
     };
+
     let spreads: Vec<String> = (0..6).map(describe_spread).collect();
     format!(
         "In absolute terms, rising slopes included, the slope is {:.2} times the steepest of the others (Table 1: 1.39). \
@@ -593,6 +596,7 @@ fn slopes_figure(slopes_within: &[Vec<f64>], slopes_between: &[Vec<f64>]) -> Res
             bars,
         }
     };
+
     let bars = BarChart {
         title: "Slope of IPC over shared bits".to_string(),
         y: Axis::linear("IPC per shared bit"),

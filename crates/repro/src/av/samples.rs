@@ -55,6 +55,7 @@ impl SuperSets {
                 counts[super_set_index].accesses += set.accesses;
                 counts[super_set_index].misses += set.misses;
             }
+
             counts
         })
     }
@@ -118,6 +119,7 @@ fn sample_with_options(
             refused.message.clone(),
         ));
     }
+
     let mut samples = Vec::new();
     let mut sample_index = 0;
     while let Some(observation) = machine.observe().map_err(failed("sampled run"))? {
@@ -178,6 +180,7 @@ fn sample_from_observation(
             tasks[task.0 as usize][level_index].clone_from(super_sets);
         }
     }
+
     let on_cpus = observation
         .shared_counts
         .iter()

@@ -82,6 +82,7 @@ fn score_predictions(samples: &[ActivitySample], thresholds: Thresholds) -> Pred
         }
         total_bits += if long_sample_index > 0 { SUPER_SETS } else { 0 };
     }
+
     PredictionRates {
         by_last_value: std::array::from_fn(|cell| {
             last_value_predictors[cell]
@@ -98,6 +99,7 @@ fn predictability_finding(context: &ExperimentContext<'_>, runs: &SoloSamples) -
     // By seed, by vector: mean over programs of (last value, zero).
     let mut accuracy_by_seed: Vec<[(f64, f64); 6]> = Vec::new();
     let mut points = Vec::new();
+
     for &seed in &context.seeds {
         let activities = runs.of_seed(seed).flatten().map(|sample| &sample.tasks[0]);
         let thresholds = Thresholds::mean_of(activities);
@@ -243,6 +245,7 @@ fn draw_activity_map(program: &str, samples: &[ActivitySample]) -> ResultFigure 
         };
         samples.iter().map(busiest_count).collect()
     };
+
     let map = HeatMap {
         title: format!("{program}: accesses to the L1 data cache by super set"),
         rows: (0..SUPER_SETS)

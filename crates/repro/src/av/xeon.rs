@@ -321,6 +321,7 @@ fn summarize_run(run: &ManagedRun) -> Result<WorkloadRun> {
     let ends: Option<Vec<f64>> = job_end_cycles.into_iter().collect();
     let ends = ends
         .ok_or_else(|| ReproError::Failed(MACHINE.to_string(), "a job did not end".to_string()))?;
+
     let dispatcher = run.results.dispatcher;
     Ok(WorkloadRun {
         cycles: ends.iter().copied().fold(0.0, f64::max),
@@ -350,6 +351,7 @@ fn count_pairings(run: &ManagedRun, shared_bits: impl Fn(usize, usize) -> u32) -
             continue;
         };
         let bits = shared_bits(first_job, second_job);
+
         // Counted from the side of either context.
         for kept_job in [first_job, second_job] {
             let better_count = waiting_jobs
@@ -365,6 +367,7 @@ fn count_pairings(run: &ManagedRun, shared_bits: impl Fn(usize, usize) -> u32) -
             }
         }
     }
+
     counts
 }
 
@@ -412,6 +415,7 @@ fn opportunity_findings(runs: &XeonRuns) -> Vec<Finding> {
         points_by_workload(runs, "good, %", good_share),
     ]
     .concat();
+
     let better_points = [
         points_by_workload(runs, "with a better one, %", share_with_better),
         points_by_workload(runs, "better ones", mean_better_choices),
@@ -461,6 +465,7 @@ fn finish_times(runs: &XeonRuns, lag_bounds: &[&str]) -> Vec<Finding> {
     let saved_misses_percent =
         |run: &XeonRun| 100.0 * (1.0 - run.vectors.l2_misses / run.by_default.l2_misses);
     let speed_finding = declared_mean("av-4-speed", runs, speed_gain_percent);
+
     let series: [(&str, fn(&[f64]) -> f64); 3] = [
         ("early", first_delay),
         ("median", median_delay),
@@ -475,6 +480,7 @@ fn finish_times(runs: &XeonRuns, lag_bounds: &[&str]) -> Vec<Finding> {
         })
         .collect();
     let points = [points, other_bound_points(runs, lag_bounds)].concat();
+
     let group = |workload: usize| BarGroup {
         name: format!("WL{workload}"),
         bars: series
@@ -498,6 +504,7 @@ fn finish_times(runs: &XeonRuns, lag_bounds: &[&str]) -> Vec<Finding> {
         points_by_workload(runs, "IPC gain, %", speed_gain_percent),
         points_by_workload(runs, "L2 misses saved, %", saved_misses_percent),
     ];
+
     let note = "Advice changes the order of turns and no job's share of time: a job may be taken before another as long as it is \
                 at most a slice ahead of it, and no job that is a sample behind the others is passed over.";
     vec![
@@ -518,6 +525,7 @@ fn other_bound_points(runs: &XeonRuns, lag_bounds: &[&str]) -> Vec<DataPoint> {
         let delay = mean_over_runs(&|run, finished| {
             last_delay(&finish_delays_percent(finished, &run.by_default))
         });
+
         let speed = mean_over_runs(&|run, finished| {
             100.0 * (run.by_default.cycles / finished.cycles - 1.0)
         });
@@ -528,6 +536,7 @@ fn other_bound_points(runs: &XeonRuns, lag_bounds: &[&str]) -> Vec<DataPoint> {
         ]
         .map(|(series, value)| DataPoint::from_values(series, &bound_label, [value]))
     };
+
     lag_bounds
         .iter()
         .enumerate()

@@ -27,6 +27,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         sizes,
     )?;
     all_points.extend(metric_points(FAIR_NAME, &fair_cells, sizes, size_label));
+
     if !context.quick {
         all_points.extend(sensitivity::compare_variations(
             context,
@@ -43,6 +44,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             &[192],
             size_label,
         ));
+
         let casc_cells = run_cells(context, ThreadMix::Casc, &uniform_policy, sizes)?;
         all_points.extend(metric_points(
             "balance sets on CASC's 18 threads",
@@ -51,6 +53,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             size_label,
         ));
     }
+
     let (bandwidth_points, bandwidth_figure) = measure_bandwidth_sweep(
         context,
         ThreadMix::Spec2000,
@@ -63,6 +66,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let default_sizes: Vec<u64> = context
         .pick(&[96, 384][..], &[48, 96, 192, 384, 768][..])
         .to_vec();
+
     let setting_of = |kb, seed| NiagaraSetting {
         mix: ThreadMix::Spec2000,
         ..NiagaraSetting::new(kb, seed, context)
@@ -73,6 +77,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             l2_miss_ratio(&default).ok_or_else(|| failed("default")("no references"))?;
         Ok((default.instructions_per_cycle(), miss_ratio))
     })?;
+
     let ipc_change_percent =
         |runs: &[&(f64, f64)]| 100.0 * (runs[0].0 / runs[runs.len() - 1].0 - 1.0);
     let ipc_changes = default_runs.per_seed(ipc_change_percent);
@@ -81,6 +86,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         ipc_by_size.push(default_runs.point(kb, "IPC", size_label(kb), |run| run.0));
         ipc_by_size.push(default_runs.point(kb, "L2 miss ratio", size_label(kb), |run| run.1));
     }
+
     let series = ["IPC", "L2 miss ratio"];
     let bs_2 = Finding::declared("bs-2-smallest-cache", &ipc_changes)
         .with_figure(size_chart(

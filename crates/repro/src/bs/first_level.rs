@@ -15,6 +15,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         .iter()
         .flat_map(|&kb| programs.iter().map(move |&program| (kb, program)))
         .collect();
+
     let runs = context.run_unstored_cases(&cases, |(kb, program), seed| {
         context.report_progress(&format!("four copies of {program}, {kb} KB L1D"));
         let setting = NiagaraSetting {
@@ -30,6 +31,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             .caches
             .iter_mut()
             .for_each(|cache| cache.shared_by_cores = 1);
+
         let l1 = workload
             .machine
             .caches
@@ -39,6 +41,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             .size_bytes = kb << 10;
         workload.unmanaged_run()
     })?;
+
     let metric_at_size =
         |value: fn(&RunResults) -> Option<f64>, kb: u64, seeds: &[u64]| -> Vec<f64> {
             let values_of_seed = |&seed: &u64| {
@@ -49,12 +52,14 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             };
             seeds.iter().flat_map(values_of_seed).collect()
         };
+
     let ipc: fn(&RunResults) -> Option<f64> = |run| Some(run.instructions_per_cycle());
     let misses: fn(&RunResults) -> Option<f64> = |run| {
         run.level_breakdown(CacheLevel::L1Data)?
             .miss_ratio()
             .map(|ratio| 100.0 * ratio)
     };
+
     let mut points = Vec::new();
     for &kb in sizes {
         points.push(DataPoint::from_values(
@@ -68,6 +73,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             metric_at_size(misses, kb, &context.seeds),
         ));
     }
+
     let (smallest_kb, largest_kb) = (sizes[0], sizes[sizes.len() - 1]);
     let ipc_change_percent = |seed: u64| {
         let mean_ipc_at = |kb: u64| mean(metric_at_size(ipc, kb, &[seed]));

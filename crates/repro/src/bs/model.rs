@@ -78,6 +78,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         (ReplacementPolicy::Random, ReplacementModel::Random),
         (ReplacementPolicy::Lru, ReplacementModel::Lru),
     ];
+
     let cases_of = |(replacement, model)| {
         sizes.iter().map(move |&l2_kb| ModelCase {
             replacement,
@@ -132,6 +133,7 @@ fn model_finding(
             .filter(|pair| pair.form == form)
             .collect()
     };
+
     let mut points = Vec::new();
     for form in PREDICTION_LABELS {
         for &kb in sizes
@@ -153,6 +155,7 @@ fn model_finding(
             add_point("bias", mean_bias_percent);
         }
     }
+
     let per_seed: Vec<(u64, f64)> = context
         .values_by_seed(|seed| mean_error_percent(&pairs_of(WATCHED_LABEL, Some(seed), None)));
     let case_points = |form: &str| {
@@ -166,6 +169,7 @@ fn model_finding(
     } else {
         "bs-5-statcache"
     };
+
     let [watched, exact, data, behind, cold] = [
         WATCHED_LABEL,
         EXACT_LABEL,
@@ -266,6 +270,7 @@ fn measure_group(
         .last_mut()
         .ok_or_else(|| failed("BS-5")("no cache"))?
         .replacement = case.replacement;
+
     let warm_run = workload
         .clone()
         .with_length(WARM_UP_CYCLES, MEASURED_CYCLES)
@@ -276,6 +281,7 @@ fn measure_group(
         &warm_run,
         (WARM_UP_CYCLES, MEASURED_CYCLES),
     )?;
+
     // As long as a probe's rows settle and are measured.
     let short_cycles = (100_000, 2_000_000);
     let cold_run = workload
@@ -322,6 +328,7 @@ fn predict_group(
         .zip(&run_results.tasks)
         .map(reuse_of_job)
         .collect::<Result<_, _>>()?;
+
     let l2_refs: Vec<f64> = run_results
         .tasks
         .iter()
@@ -332,6 +339,7 @@ fn predict_group(
     let measured_percent = 100.0
         * l2_miss_ratio(run_results)
             .ok_or_else(|| failed("BS-5")("the cache had no references"))?;
+
     // Times are counted in accesses of their own kind, and so are rates; misses are relative to references of the L2.
     let composed_ratio_pair = |value: &dyn Fn(&ReuseTimesByFilter) -> (&ReuseTimes, f64),
                                uses_equal_rates: bool|
@@ -358,6 +366,7 @@ fn predict_group(
                 .sum::<f64>()
             / total_refs)
     };
+
     let share_lines = (lines / CONTEXT_COUNT as u64).max(1);
     let ratio_on_share = |(reuse, refs): (&ReuseTimesByFilter, &f64)| {
         Ok(100.0
@@ -375,6 +384,7 @@ fn predict_group(
         measured: measured_percent,
         expected,
     };
+
     Ok(vec![
         ratio_pair(
             WATCHED_LABEL,
@@ -425,6 +435,7 @@ fn measure_time_shared_groups(
         .last_mut()
         .ok_or_else(|| failed("BS-5")("no cache"))?
         .replacement = case.replacement;
+
     let request = GroupRequest {
         rows_ns: None,
         locations: Some(WATCHED_LOCATIONS),
@@ -435,6 +446,7 @@ fn measure_time_shared_groups(
     let reuse_by_task = reuse_times_by_task(&records, case)?;
     let measured_sums = sums_by_task(&records, true);
     let missing_error = || failed("BS-5")("a member was not measured");
+
     let ratio_pair = |(members, sum): (&Vec<TaskId>, &MissSums)| {
         let reuse_at_rate = |task: &TaskId| {
             Some((
@@ -460,6 +472,7 @@ fn measure_time_shared_groups(
             expected,
         })
     };
+
     sums_by_group(&records).iter().map(ratio_pair).collect()
 }
 
@@ -486,6 +499,7 @@ fn reuse_times_by_task(
         }
         profiler.update(&record.observation);
     }
+
     let reuse_times_of = |(task, profile): (&TaskId, &cachemate_core::Profile)| {
         let times = profile
             .reuse_times()

@@ -165,6 +165,7 @@ pub fn measure_reuse(
         .into_iter()
         .next()
         .ok_or_else(|| failed(&job.name)("no thread"))?;
+
     // About three instructions per access; each location stands for this many accesses.
     let one_in = (span.instr / 3 / u64::from(locations)).max(1) as u32;
     let empty_reuse = || CountedReuse::default();
@@ -182,6 +183,7 @@ pub fn measure_reuse(
         next_code_address: 0,
         last_fetched_line: u64::MAX,
     };
+
     let (mut executed_instr, mut batch) = (0, Vec::new());
     while executed_instr < span.history_instr + span.instr {
         batch.clear();
@@ -194,6 +196,7 @@ pub fn measure_reuse(
             executed_instr += access.instructions();
         }
     }
+
     let mut reuse = reader.reuse;
     reuse.watched_times = reader.sampler.finish();
     Ok(reuse)

@@ -55,6 +55,7 @@ fn sweep_bandwidth(
 ) -> Result<Vec<DataPoint>> {
     let (seed, (warm_up, measured_cycles)) = (context.seeds[0], run_lengths(context));
     let mut points = Vec::new();
+
     for (series, share) in BANDWIDTH_SHARES {
         context.report_progress(&format!("{series}, seed {seed}"));
         let bench = CoRunBench::load(
@@ -109,6 +110,7 @@ fn demand_traffic(context: &ExperimentContext<'_>, names: &[&str]) -> Result<Vec
         prefetch: false,
         ..bench.options.clone()
     };
+
     context.run_all(names, |name| {
         let placed_jobs = [
             (WorkloadJob::new(name, seed), cpus[0]),
@@ -231,6 +233,7 @@ fn describe_losers(names: &[&str], decompositions: &[Vec<Decomposition>]) -> Str
         .filter(is_loser)
         .map(|program| names[program])
         .collect();
+
     let losers_text = if loser_names.is_empty() {
         "none".to_string()
     } else {
@@ -253,6 +256,7 @@ fn parts_chart(names: &[&str], decompositions: &[Vec<Decomposition>]) -> BarChar
         });
         values.sum::<f64>() / decompositions.len() as f64
     };
+
     let series: Vec<String> = decompositions[0][0]
         .parts
         .iter()

@@ -139,6 +139,7 @@ impl Testbed {
             .cpus
             .iter()
             .all(|cpu| cpu.memory_node == topology.cpus[0].memory_node);
+
         if source != PlacementSource::Default && !has_one_node {
             let default_run = self.run(PlacementSource::Default, jobs, None, seed)?;
             let main_caches = |run: &WorkRun| -> Vec<Option<usize>> {
@@ -162,6 +163,7 @@ impl Testbed {
                 seed,
             )?;
         }
+
         let ordered_jobs = reorder(jobs, &order);
         let speeds = work_run.rates.iter().map(|rates| rates.instr_per_cycle);
         let mut slowdowns_by_job = vec![0.0; jobs.len()];
@@ -172,6 +174,7 @@ impl Testbed {
         {
             slowdowns_by_job[job] = slowdown;
         }
+
         Ok(Slowdowns {
             slowdowns_by_job,
             move_count: work_run
@@ -205,6 +208,7 @@ impl Testbed {
             PlacementSource::Default => None,
             _ => Some(self.policy_config(source, &workload, matrix)?),
         };
+
         let work_ranges = self.bench.solo_work(jobs)?;
         let work_run = match policy_config {
             None => run_request::joint_run(&workload, &work_ranges, None)?,
@@ -247,6 +251,7 @@ impl Testbed {
             .last_level_cache()
             .ok_or_else(|| failed("machine")("no cache to share"))?
             .level;
+
         let profilers = match source {
             PlacementSource::Di | PlacementSource::DiWhole => {
                 let profile_of_job = |job: &WorkloadJob| {
@@ -268,6 +273,7 @@ impl Testbed {
             }
             _ => Vec::new(),
         };
+
         let parameters = match (source, matrix) {
             (PlacementSource::DiWhole, _) => "recorded_on = \"whole\"".to_string(),
             (PlacementSource::DioReads, _) => "counted = \"memory-reads\"".to_string(),
@@ -408,6 +414,7 @@ pub(super) fn four_core_results(
             }
         }
     }
+
     Ok(findings
         .into_iter()
         .map(|finding| finding.with_time_scale(SCALE.scale_of(context) as f64))
@@ -464,6 +471,7 @@ fn four_core_findings(
     scale_figures: &[(usize, WorkloadFigures)],
 ) -> Vec<Finding> {
     let (mut points, mut groups) = (Vec::new(), Vec::new());
+
     for &workload in workloads {
         let series_values = FIGURE_SERIES.map(|(name, figure_getter)| {
             (
@@ -588,6 +596,7 @@ fn measure_workload(
         seed,
         ..testbed.bench.options.clone()
     };
+
     let mut times_and_pairs: Vec<(f64, String)> = Vec::new();
     for partner in 1..4 {
         let remaining_jobs: Vec<usize> = (1..4).filter(|&index| index != partner).collect();
@@ -602,6 +611,7 @@ fn measure_workload(
         let speeds = testbed
             .bench
             .run_with_options(options.clone(), &pinned_jobs)?;
+
         let names: Vec<&str> = ordered_jobs.iter().map(|job| job.kernel.as_str()).collect();
         let pairs_text = format!("{} + {}, {} + {}", names[0], names[1], names[2], names[3]);
         let times = testbed.slowdowns_of_speeds(
@@ -610,6 +620,7 @@ fn measure_workload(
         )?;
         times_and_pairs.push((mean(&times), pairs_text));
     }
+
     times_and_pairs.sort_by(|a, b| a.0.total_cmp(&b.0));
     let best_pairs = &times_and_pairs[0].1;
     let schedule_times: Vec<f64> = times_and_pairs.iter().map(|(time, _)| *time).collect();
@@ -775,6 +786,7 @@ fn eight_core_findings(
         };
         figures.push(ResultFigure::bars(format!("ca-7-{machine}"), &figure));
     }
+
     // The gains of all workloads for one seed, machine and policy.
     let gains_of_seed = |seed: usize, machine_index: usize, source: PlacementSource| -> Vec<f64> {
         workloads
@@ -782,6 +794,7 @@ fn eight_core_findings(
             .map(|&workload| gains[&(machine_index, workload, source)][seed])
             .collect()
     };
+
     let mean_gain =
         |at: usize, source: PlacementSource, workload: usize| mean(&gains[&(at, workload, source)]);
     let online_sources = [PlacementSource::DiWhole, PlacementSource::Dio];
@@ -800,6 +813,7 @@ fn eight_core_findings(
         .collect();
     let best_mean = greatest(&means);
     let least_mean = least(&means);
+
     let ratios: Vec<f64> = machine_indices
         .clone()
         .map(|at| {
@@ -828,6 +842,7 @@ fn eight_core_findings(
             &best_gains_of_seed,
         )
     }));
+
     let ratio = least(ratios);
     let note = "Means over seeds (orders of arrival and frames) first, then the best and the least over workloads and \
                 both policies. Optimal = the assignment with the least sum of measured pair slowdowns, run. Where that \

@@ -78,6 +78,7 @@ fn findings_by_program(
     let mut deviations: BTreeMap<PlacementSource, Vec<f64>> = BTreeMap::new();
     let mut best_gains: BTreeMap<PlacementSource, f64> = BTreeMap::new();
     let max_slowdown = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
+
     for ((workload, name, source), values) in times_by_program {
         let label = format!("{}, {name}", workload_name(*workload));
         let deviation = deviation_percent(values);
@@ -92,6 +93,7 @@ fn findings_by_program(
             label.clone(),
             [deviation],
         ));
+
         if *source != PlacementSource::Default {
             let default_times =
                 &times_by_program[&(*workload, name.clone(), PlacementSource::Default)];
@@ -105,6 +107,7 @@ fn findings_by_program(
             ));
         }
     }
+
     let ratio = |source: PlacementSource| {
         100.0 * mean(&deviations[&source]) / mean(&deviations[&PlacementSource::Default])
     };
@@ -113,6 +116,7 @@ fn findings_by_program(
         finding.seeds = seeds.to_vec();
         finding
     };
+
     let target = ResultTarget::AtMost {
         target: 50.0,
         paper_best: None,

@@ -112,6 +112,7 @@ fn excess_over_optimal(scheme_inputs: &SchemeInputs, cores: usize) -> Result<Vec
             costs_by_scheme.push((scheme.name().to_string(), costs));
         }
     }
+
     let measured_costs = scheme_inputs.matrix.costs();
     let seats = Seats {
         cpus_per_cache: vec![2; cores / 2],
@@ -158,11 +159,13 @@ fn optimal_finding(
     let mut points = Vec::new();
     let mut worst_pain_by_seed = vec![f64::NEG_INFINITY; scheme_inputs.len()];
     let mut series: Vec<Series> = Vec::new();
+
     for &cores in &core_counts {
         let excess_by_seed: Vec<Vec<(String, f64)>> = scheme_inputs
             .iter()
             .map(|seed_inputs| excess_over_optimal(seed_inputs, cores))
             .collect::<Result<_, _>>()?;
+
         for (row, (name, _)) in excess_by_seed[0].iter().enumerate() {
             let values: Vec<f64> = excess_by_seed.iter().map(|seed| seed[row].1).collect();
             if name == "pain" {
@@ -171,6 +174,7 @@ fn optimal_finding(
                     .zip(&values)
                     .for_each(|(worst, &value)| *worst = worst.max(value));
             }
+
             let point = DataPoint::from_values(name, cores.to_string(), &values);
             if series.iter().all(|series| series.name != *name) {
                 series.push(Series {
@@ -184,6 +188,7 @@ fn optimal_finding(
             points.push(point);
         }
     }
+
     let figure = Chart {
         title: "Mean slowdown above the optimal schedule, all workloads".into(),
         x: Axis::linear("cores, two to each cache"),
@@ -191,6 +196,7 @@ fn optimal_finding(
         series,
         ..Chart::default()
     };
+
     let per_seed = context.with_seeds(worst_pain_by_seed);
     let workloads: Vec<String> = core_counts
         .iter()
@@ -236,6 +242,7 @@ fn make_up_findings(
     let seats = Seats {
         cpus_per_cache: vec![2; 2],
     };
+
     // Gains by number of memory-intensive programs, one list per seed.
     let mut gains_by_seed: Vec<Vec<Vec<f64>>> = vec![vec![Vec::new(); 5]; scheme_inputs.len()];
     for (seed, seed_inputs) in scheme_inputs.iter().enumerate() {
@@ -253,6 +260,7 @@ fn make_up_findings(
             gains_by_seed[seed][intensive_count].push(100.0 * gain);
         }
     }
+
     let mut points = Vec::new();
     for intensive_count in 0..5 {
         let label = format!("{intensive_count} intensive of 4");
@@ -263,6 +271,7 @@ fn make_up_findings(
             all_gains,
         ));
     }
+
     let ratio_to_next_make_up = |seed: &Vec<Vec<f64>>| {
         // NaN if no workload has this number, which `max` ignores.
         let means: Vec<f64> = seed.iter().map(mean).collect();
@@ -272,6 +281,7 @@ fn make_up_findings(
                 .fold(f64::NAN, f64::max)
     };
     let ratios = context.with_seeds(gains_by_seed.iter().map(ratio_to_next_make_up));
+
     let groups = points.iter().map(|point| BarGroup {
         name: point.at.clone(),
         bars: vec![point.bar()],
@@ -283,6 +293,7 @@ fn make_up_findings(
         groups: groups.collect(),
         ..BarChart::default()
     };
+
     let max_gain = |seed: &Vec<Vec<f64>>| greatest(seed.iter().flatten());
     let max_gains = context.with_seeds(gains_by_seed.iter().map(max_gain));
     let make_up_finding = Finding::declared("ca-4-make-up", &ratios)
@@ -305,6 +316,7 @@ fn miss_order_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeI
                 .map(|evidence| value_of(&evidence.matrix, program_index))
                 .collect()
         };
+
     let solo_mpki = |matrix: &CoRunMatrix, program_index: usize| {
         matrix.solo_rates[program_index].misses_per_kilo_instr
     };
@@ -314,6 +326,7 @@ fn miss_order_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeI
             .map(|rates| rates.misses_per_kilo_instr)
             .fold(solo_mpki(matrix, program_index), f64::max)
     };
+
     for (program_index, name) in names.iter().enumerate() {
         points.push(DataPoint::from_values(
             "alone",
@@ -326,6 +339,7 @@ fn miss_order_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeI
             metric_row(&max_mpki, program_index),
         ));
     }
+
     let mut pairs: Vec<String> = Vec::new();
     for seed_inputs in scheme_inputs {
         let matrix = &seed_inputs.matrix;
@@ -344,6 +358,7 @@ fn miss_order_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeI
     }
     pairs.sort();
     pairs.dedup();
+
     let figure = BarChart {
         title: "Misses per 1000 instructions, alone and at most beside another".into(),
         y: Axis::linear("misses per 1000 instructions"),
@@ -360,6 +375,7 @@ fn miss_order_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeI
             .collect(),
         ..BarChart::default()
     };
+
     let miss_rate_map = HeatMap {
         title: "Slowdown (of the row's program beside the column's), first seed".into(),
         rows: names.clone(),
@@ -377,6 +393,7 @@ fn miss_order_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeI
         decimals: Some(0),
         ..HeatMap::default()
     };
+
     let per_seed = context.with_seeds(changed_pair_counts);
     let pair_count = names.len() * (names.len() - 1) / 2;
     let note = match pairs.is_empty() {

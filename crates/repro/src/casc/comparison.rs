@@ -28,6 +28,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         &NiagaraPolicy::literal_policy(""),
         sizes,
     )?;
+
     let mut all_points = metric_points("casc", &better_cells, sizes, size_label);
     all_points.extend(metric_points(
         LITERAL_LABEL,
@@ -37,6 +38,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     ));
     let (gain_bound, gain_bound_text) = sensitivity::gain_bound(context, sizes)?;
     all_points.extend(gain_bound);
+
     if !context.quick {
         let phase_policies = [("following phases", NiagaraPolicy::phase_following_policy())];
         all_points.extend(sensitivity::compare_variations(
@@ -53,6 +55,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         ));
         all_points.extend(latency_points(context)?);
     }
+
     let (sensitivity_points, figure) = measure_bandwidth_sweep(
         context,
         ThreadMix::Casc,
@@ -147,6 +150,7 @@ fn latency_points(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>> {
         seeds: vec![context.seeds[0]],
         ..*context
     };
+
     let latencies = [112, 200, 300];
     let results = first_seed.run_unstored_cases(&latencies, |cycles, seed| {
         context.report_progress(&format!("sweep, memory {cycles} cycles"));
@@ -185,6 +189,7 @@ fn twice_cache_finding(
                     .get(l2_kb, seed)
                     .map_or(f64::NAN, |result| result.miss_ratio)))
     })?;
+
     let series = "hit rate of CASC over the default's on twice the cache, points";
     let points: Vec<DataPoint> = sizes
         .iter()
@@ -246,6 +251,7 @@ fn fairness_findings(
     .with_note(format!(
         "The thread with the least CPU time has {least_cpu_share:.2} of the mean."
     ));
+
     let largest_size = *sizes.last().unwrap_or(&768);
     let bounded_cells = cells_with_default_spread(context, sizes)?;
     let bounds: &[f64] = context.pick(&[], &[0.1, 0.3, 0.5, 0.7, 0.9, 1.1]);

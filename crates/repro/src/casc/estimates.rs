@@ -57,6 +57,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             }));
         }
     }
+
     let casc_4_finding = |form: usize, name: &str| {
         Finding::new(
             "CASC-4",
@@ -75,6 +76,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         casc_4_finding(0, "members' own counts")
             .with_note("What counters of each thread add, which the paper did not have."),
     ];
+
     let mut errors = Vec::new();
     for &size in sizes {
         for (form, name) in FORMS.iter().enumerate() {
@@ -231,6 +233,7 @@ fn measured_ratios(
             .retain(|probe_result| probe_result.probe != GROUPS_PROBE_ID);
         profiler.update(&observation);
     }
+
     let unmeasured_error =
         |task: &TaskId| failed("rows")(format!("the rate of {task:?} was not measured"));
     let profiles = profiler.profiles().iter();
@@ -327,6 +330,7 @@ fn measure_solo_ratios(setting: &NiagaraSetting) -> Result<Vec<f64>> {
         l2_miss_ratio(&results)
             .ok_or_else(|| failed("eighth")(format!("thread {context_index} made no references")))
     };
+
     casc_jobs(setting.seed)
         .into_iter()
         .enumerate()

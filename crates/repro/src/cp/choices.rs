@@ -426,6 +426,7 @@ fn curve_kind_finding(
 ) -> Finding {
     let mut points = Vec::new();
     let mut gains_by_kind: Vec<Vec<f64>> = Vec::new();
+
     for (kind, curve_of) in CURVE_KINDS {
         let mut gains_by_seed = vec![Vec::new(); study.pairs_by_seed.len()];
         for (index, alone) in study.solo_curves.iter().enumerate() {
@@ -497,6 +498,7 @@ fn online_findings(
             .filter(|pair_choice| is_near_best(*pair_choice))
             .count() as f64
     };
+
     let share_of_offline_gain = |index: usize| {
         let pairs = &study.pairs_by_seed[index];
         let mean_gain = |choice: &[Option<u32>]| {
@@ -562,6 +564,7 @@ fn choice_points(
     let split_label = |first: Option<u32>| first.map_or("shared".to_string(), split_name);
     let mut points = Vec::new();
     let mut groups = Vec::new();
+
     for (index, pair) in study.pairs_by_seed[0].iter().enumerate() {
         let values_over_seeds = |value: &dyn Fn(usize) -> f64| {
             (0..study.pairs_by_seed.len())

@@ -63,6 +63,7 @@ pub(super) fn cycles_for(
         },
         seed,
     )?;
+
     workload.options.warm_up = Some(RunLimit::Instructions(WARM_UP_INSTRUCTIONS));
     workload.options.ends = Some(RunLimit::Instructions(instructions));
     let results = workload.planned_run(&fixed_plan_policy(
@@ -82,6 +83,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         .map(|program| program.name.as_str())
         .filter(|name| !context.quick || quick_programs.contains(name))
         .collect();
+
     let mut runs = Vec::new();
     for &program in &programs {
         for &seed in &context.seeds {
@@ -134,6 +136,7 @@ fn sensitivity_finding(
     } else {
         rises.join(", ")
     };
+
     let points = curves.iter().flat_map(|curve| {
         let point = |index: usize| {
             DataPoint::from_values(
@@ -174,6 +177,7 @@ fn sensitivity_figure(curves: &[ColorCurve]) -> ResultFigure {
             ..Series::default()
         }
     });
+
     let chart = Chart {
         title: "Run time against colors: the eight programs that gain most".to_string(),
         x: Axis::linear("colors of 16"),

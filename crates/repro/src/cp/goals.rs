@@ -99,6 +99,7 @@ fn measure_slowdowns(
                     ..Goal::default()
                 });
             }
+
             if ways {
                 divide_in_ways(&mut workload.machine);
             }
@@ -112,6 +113,7 @@ fn measure_slowdowns(
             ))
         }
     };
+
     let work = solo_work.map(|solo| solo.work);
     let rates = match config {
         None => run_request::joint_run(&workload, &work, None)?.rates,
@@ -199,6 +201,7 @@ fn goals_finding(
         greatest(runs.map(|(_, row)| row[0]))
     });
     let (mut points, mut groups, mut costs) = (Vec::new(), Vec::new(), Vec::new());
+
     for (pair_index, pair) in pairs.iter().enumerate() {
         let series = [
             format!("{} (has the floor), % slower than alone", pair.0),
@@ -207,6 +210,7 @@ fn goals_finding(
         let mean_of = |mode: usize, program: usize| {
             mean(slowdowns.values((pair_index, mode), |row| row[program]))
         };
+
         for (mode, (name, _)) in CACHE_MODES.iter().enumerate() {
             points.extend([0, 1].map(|nth| {
                 slowdowns.point((pair_index, mode), &series[nth], *name, |row| row[nth])
@@ -216,6 +220,7 @@ fn goals_finding(
                 name: format!("{}+{}: {name}", pair.0, pair.1),
                 bars,
             });
+
             if has_floor(mode) {
                 costs.push(format!(
                     "{} {:+.1} points ({name})",
@@ -225,6 +230,7 @@ fn goals_finding(
             }
         }
     }
+
     let bars = BarChart {
         title: "Slower than alone: shared, and under what operators ask for".to_string(),
         y: Axis::linear("slower than alone, %"),
@@ -233,6 +239,7 @@ fn goals_finding(
         references: vec![("floor".to_string(), 100.0 * FLOOR_SLOWDOWN)],
         ..BarChart::default()
     };
+
     Finding::new(
         "GOALS",
         "slowdown of a program that is never to be more than 5 % slower than alone, worst",

@@ -127,6 +127,7 @@ fn pair_figure(pairs_by_seed: &[Vec<MeasuredPair>], index: usize) -> ResultFigur
             ..Series::default()
         }
     };
+
     let chart = Chart {
         title: format!("{}: gain over sharing the cache", pair_name(pair.pair)),
         x: Axis::linear(&format!(
@@ -366,8 +367,10 @@ pub(super) fn controls_finding(
     };
     let per_seed = context.with_seeds(pairs_by_seed.iter().map(|pairs| worst_slowdown(pairs)));
     let (mut points, mut max_noise, mut affected_programs) = (Vec::new(), 0.0, Vec::new());
+
     for (index, pair) in pairs_by_seed[0].iter().enumerate() {
         let (first, second) = pair.pair;
+
         for (side, (program, partner)) in [(first, second), (second, first)].into_iter().enumerate()
         {
             let slowdowns_over = |runs: &[Vec<MeasuredPair>]| {
@@ -385,6 +388,7 @@ pub(super) fn controls_finding(
                 affected_programs
                     .push(format!("{program} beside {partner} {:.1} %", mean(&values)));
             }
+
             points.push(DataPoint::from_values(
                 "slowed by sharing, %",
                 label.clone(),
@@ -397,6 +401,7 @@ pub(super) fn controls_finding(
             ));
         }
     }
+
     let affected_text = if affected_programs.is_empty() {
         "none".to_string()
     } else {

@@ -80,6 +80,7 @@ fn best_color_shares(solo_curves: &[&ColorCurves]) -> Vec<String> {
             min_units: 1,
         }
     };
+
     let claims: Vec<UnitClaim> = solo_curves.iter().map(claim_of_curves).collect();
     let units_by_program = allocate_exactly(&claims, COLORS, CostAggregate::Sum)
         .expect("at most eight programs on sixteen colors");
@@ -117,6 +118,7 @@ fn measure_mix(
             .collect();
         weighted_speedup(&rates, &solo_speeds).unwrap_or(f64::NAN)
     };
+
     let shared_run = run_request::joint_run(&workload, &work_ranges, None)?;
     let offline_run = run_request::joint_run(
         &workload,
@@ -235,6 +237,7 @@ fn mix_findings(
             .map(|(seed, seed_mixes)| (seed, metric(&seed_mixes)))
             .collect()
     };
+
     let mean_over = |mixes: &[&SizedMix], metric: fn(&SizedMix) -> f64| {
         mean(mixes.iter().map(|mix| metric(mix)))
     };
@@ -245,6 +248,7 @@ fn mix_findings(
         .filter(|mix| mix.gain_percent() < -1.0)
         .map(|mix| format!("{} ({:+.1} %)", mix.name(), mix.gain_percent()));
     let losing_mix_texts: Vec<String> = losing_mixes.collect();
+
     let points = sized_mixes.iter().flat_map(|mix| {
         let gain_percent = |value: f64| [100.0 * (value / mix.shared - 1.0)];
         [
@@ -257,6 +261,7 @@ fn mix_findings(
         ]
     });
     let points: Vec<DataPoint> = points.collect();
+
     let note = format!(
         "{} mixes of four and eight from twelve programs, one chip with as many cores, objective weighted speed-up, L3 on. \
          Best = the better of sharing and of the exact solver's sizes from curves of each program alone, as measured. Worst \
@@ -306,6 +311,7 @@ fn draw_mixes_figure(sized_mixes: &[SizedMix]) -> ResultFigure {
             ..Series::default()
         }
     };
+
     let chart = Chart {
         title: "Weighted speed-up over sharing: sized online against sized offline".to_string(),
         x: Axis::linear("gain of the sizes known offline, %"),

@@ -94,6 +94,7 @@ pub(crate) fn chip_workload(
     if !with_l3 {
         spec.caches.retain(|cache| cache.level != CacheLevel::L3);
     }
+
     Ok(workload)
 }
 
@@ -132,6 +133,7 @@ pub(crate) fn fixed_plan_policy(workload: &Workload, shares: &[String]) -> Resul
             },
         });
     }
+
     // Before the plan, only the first few pages are touched.
     let first_window = WindowLength::Cycles {
         cycles: 1_000 * workload.options.scale,
@@ -175,6 +177,7 @@ mod tests {
             1,
         )
         .unwrap();
+
         let works = [InstructionRange {
             from_instr: 40_000.0,
             to_instr: 200_000.0,

@@ -140,6 +140,7 @@ pub(crate) fn measure_solos(
             scale,
             seed,
         )?)?;
+
         Ok(SoloWork {
             rate: rates.instr_per_cycle,
             work,
@@ -217,11 +218,13 @@ pub(crate) fn measure_pairs(
                 .map(move |run| (request, run))
         })
         .collect();
+
     let rates_by_run = context.run_all(&requested_runs, |&(request, pair_mode)| {
         context.report_progress(&format!(
             "{}+{} {pair_mode:?}, seed {}",
             request.pair.0, request.pair.1, request.seed
         ));
+
         measure_pair_rates(
             &pair_on_chip(
                 request.pair,
@@ -234,6 +237,7 @@ pub(crate) fn measure_pairs(
             request.solo_work,
         )
     })?;
+
     let mut remaining_rates = rates_by_run.into_iter();
     let mut next_rates = || {
         remaining_rates
@@ -299,6 +303,7 @@ pub(crate) fn measure_color_curves(
             rates.data_stalls_per_kilo_instr,
         ])
     })?;
+
     Ok(metrics_by_run
         .chunks(colors.len())
         .map(|row| interpolate_curves(colors, row))
@@ -319,6 +324,7 @@ fn interpolate_curves(colors: &[u32], color_metrics: &[[f64; 3]]) -> ColorCurves
             + interpolated_share.min(1.0)
                 * (color_metrics[upper_index][metric] - color_metrics[lower_index][metric])
     };
+
     let metric_curve = |metric: usize| {
         (1..=COLORS)
             .map(|color_count| value_at_colors(color_count, metric))
@@ -370,6 +376,7 @@ pub(super) fn forecast_split(
     });
     let units_by_program = allocate_exactly(&claims, COLORS, CostAggregate::Sum)
         .expect("sixteen colors for two, and measured costs");
+
     let topology = workload.machine.topology();
     let cache = topology.last_level_caches().next()?;
     let (level, size_bytes) = (cache.level, cache.size_bytes?);

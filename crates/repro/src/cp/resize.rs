@@ -46,6 +46,7 @@ fn warehouse_workload(inputs: &SwapInputs) -> Result<Workload> {
     } = *inputs;
     let mut program = thesis_job("warehouses", seed);
     program.options.footprint_bytes = Some(footprint_bytes);
+
     // Two intervals to touch all pages.
     Ok(chip_workload(
         vec![program],
@@ -77,6 +78,7 @@ fn run_with_swaps(
         ),
         None => format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-7'] }}]"),
     };
+
     let first_window = WindowLength::Cycles { cycles: 1_000 };
     let pipeline = build_pipeline(workload.pipeline(
         "static-partition",
@@ -116,10 +118,12 @@ fn count_copied_pages(records: &[WindowRecord], from_ns: u64) -> f64 {
         else {
             continue;
         };
+
         let decided_ns = pair[1].observation.span.start_ns + pair[1].observation.span.elapsed_ns;
         if earlier_colors == later_colors || decided_ns < from_ns {
             continue;
         }
+
         let task = pair[1]
             .observation
             .tasks
@@ -130,6 +134,7 @@ fn count_copied_pages(records: &[WindowRecord], from_ns: u64) -> f64 {
             cachemate_papers::partition::units::pages_to_move(per_color, &later_colors)
         });
     }
+
     pages as f64
 }
 
@@ -160,6 +165,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         .into_iter()
         .map(|times| times * full_move_cycles)
         .collect();
+
     let inputs = |interval_cycles, seed| SwapInputs {
         footprint_bytes,
         interval_cycles,
@@ -192,6 +198,7 @@ fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> F
             ..Series::default()
         },
     ];
+
     for &interval in intervals {
         let ms = interval as f64 / 1.5e6;
         let value_rows = [
@@ -207,11 +214,13 @@ fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> F
             series.points.push(ChartPoint::new(ms, mean(values)));
         }
     }
+
     // Loss is inversely proportional to the interval: it is scaled from the longest measured interval to the thesis's
     // size.
     let longest_interval_cycles = intervals[intervals.len() - 1];
     let one_percent_ms = longest_interval_cycles as f64 / 1.5e6
         * mean(costs.values(longest_interval_cycles, |lost| 100.0 * lost.measured));
+
     // All pages of the program, as copied at each swap.
     let copied_share = mean(costs.values(longest_interval_cycles, |lost| lost.computed));
     let megabytes = copied_share * longest_interval_cycles as f64 / MOVE_PAGE_CYCLES * PAGE_BYTES
@@ -223,6 +232,7 @@ fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> F
         series,
         ..Chart::default()
     };
+
     let note = format!(
         "Below 1 % from an interval of {:.1} s on for {megabytes:.1} MB of data, which is {:.0} s for the thesis's {THESIS_MB} MB \
          (2.2 % at 10 s there). Measured against staying in one half. A copied page is cached where it was copied, as when the \

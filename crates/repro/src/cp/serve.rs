@@ -88,6 +88,7 @@ fn build_machine(workload: &Workload, late_arrival_cycle: u64) -> Result<SimMach
             };
         threads.into_iter().enumerate().map(start_client).collect()
     };
+
     let cycle_limit = |cycles| Some(cachemate_sim::machine::RunLimit::Cycles(cycles));
     let options = SimOptions {
         warm_up: cycle_limit(workload.warm_up_cycles),
@@ -117,6 +118,7 @@ pub(crate) fn service_window(record: &WindowRecord) -> Option<ServiceWindow> {
         .filter(|task| has_used_cpu(&task.on_cpu_ns))
         .filter_map(|task| task.progress)
         .collect();
+
     let first_share = record.observation.applied.shares.first();
     let colors = first_share.map_or(COLORS, |active_share| {
         active_share.share.units.set().count()
@@ -395,6 +397,7 @@ pub(crate) fn draw_service_figure(service_run: &ServiceRun, name: &str) -> Resul
             ..Series::default()
         }
     };
+
     let chart = Chart {
         title: "Work for each client over the level of service".to_string(),
         x: Axis::linear("window"),
@@ -416,6 +419,7 @@ pub(crate) fn draw_service_figure(service_run: &ServiceRun, name: &str) -> Resul
         }],
         ..Chart::default()
     };
+
     ResultFigure::chart(name, &chart)
 }
 
@@ -439,6 +443,7 @@ mod tests {
             window_at(0.9, 2, false),
             window_at(1.0, 2, false),
         ];
+
         let service_run = ServiceRun {
             level: 1.0,
             reachable: true,

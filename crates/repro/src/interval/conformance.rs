@@ -64,6 +64,7 @@ fn conformance_findings(behaviors: &[PolicyBehavior], seed: u64) -> Vec<Finding>
             .map(|behavior| DataPoint::from_values(series, behavior.policy, [metric(behavior)]))
             .collect()
     };
+
     let longest_wait = |behavior: &PolicyBehavior| behavior.longest_wait_seconds;
     let changes_per_hour = |behavior: &PolicyBehavior| behavior.changes as f64 / behavior.hours;
     let changes_per_100_windows =
@@ -142,6 +143,7 @@ fn measure_behavior(
     };
     let policy_pipeline = build_interval_pipeline(&machine, &spec, config, false)?;
     machine.set_first_window(policy_pipeline.config().first_window);
+
     let mut wait_monitor = WaitMonitor::default();
     let (mut window_count, mut change_count, mut previous_plan, mut early_resident_bytes) =
         (0, 0, None, None);
@@ -248,6 +250,7 @@ fn draw_jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
         .last_level_cache()
         .map_or(64.0, |cache| f64::from(cache.line_bytes));
     let mut generator = SplitMix64::new(seed);
+
     let mut job = |index: usize| {
         let phases = (0..4).map(|_| {
             let mut phase = match generator.draw_below(4) {
@@ -272,6 +275,7 @@ fn draw_jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
             phase.instructions = Some(spec.hertz as f64 * (60.0 + 180.0 * generator.draw_unit()));
             phase
         });
+
         let phases = phases.collect();
         let program = PhasedProgram {
             phases,
@@ -281,6 +285,7 @@ fn draw_jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
                 stream_phase(line_bytes, cache_lines),
             )
         };
+
         let job_ends = index % 3 == 2;
         IntervalJob {
             instructions: job_ends
@@ -289,6 +294,7 @@ fn draw_jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
             ..IntervalJob::new(program)
         }
     };
+
     (0..10).map(&mut job).collect()
 }
 
@@ -312,6 +318,7 @@ mod tests {
                 .for_each(|job| job.pinned = Some([0].into_iter().collect()));
             IntervalMachine::new(&spec, Options::default(), jobs).unwrap()
         };
+
         let mut watch = WaitMonitor::default();
         for _ in 0..40 {
             let mut observation = cachemate_core::Machine::observe(&mut machine)

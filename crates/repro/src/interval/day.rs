@@ -79,6 +79,7 @@ impl ChangeCounts {
             self.in_minute.clear();
             self.minute = minute;
         }
+
         let mut tasks_by_process: BTreeMap<ProcessId, Vec<TaskId>> = BTreeMap::new();
         for task in observation.tasks.iter().filter(|task| !task.exited) {
             tasks_by_process
@@ -86,6 +87,7 @@ impl ChangeCounts {
                 .or_default()
                 .push(task.task);
         }
+
         let current = tasks_by_process
             .iter()
             .map(|(&process, tasks)| (process, describe_part(plan, process, tasks)));
@@ -149,6 +151,7 @@ fn run_day(
     machine.set_first_window(pipeline.config().first_window);
     let mut day = DayRun::default();
     let mut cpu_at_last_window = cpu_seconds();
+
     pipeline
         .run(machine, |_, record| {
             day.windows += 1;
@@ -159,6 +162,7 @@ fn run_day(
             while day.parts.len() <= part_index {
                 day.parts.push((0.0, 0, None));
             }
+
             let now = cpu_seconds();
             let part = &mut day.parts[part_index];
             part.0 += cpu_at_last_window
@@ -170,6 +174,7 @@ fn run_day(
             should_continue()
         })
         .map_err(failed("auto"))?;
+
     Ok(day)
 }
 
@@ -193,6 +198,7 @@ fn draw_arrivals(spec: &MachineSpec, seed: u64, length_ns: u64) -> Vec<IntervalJ
         });
         start_ns += generator.draw_exponential(MEAN_INTERARRIVAL_NS);
     }
+
     jobs
 }
 
@@ -213,6 +219,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         let changes = run_day(&spec, jobs, seed, length_ns, &should_continue)?.changes;
         context.check_not_stopped()?;
         worst_minute = worst_minute.max(changes.worst_minute);
+
         steady_points.push(DataPoint::from_values(
             "changes of all services",
             family.name(),
@@ -225,6 +232,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             worst_changes,
         ));
     }
+
     context.report_progress(&format!("INTERVAL-8: {hours} hours of arrivals"));
     let arriving_jobs = draw_arrivals(&spec, seed, length_ns);
     let job_count = arriving_jobs.len();

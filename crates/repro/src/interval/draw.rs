@@ -225,6 +225,7 @@ pub fn measure(
         .filter(|run| loses_speed(run, &programs))
         .map(|run| run.jobs.clone())
         .collect();
+
     runs.extend(measure_requested(&draw_larger_runs(
         &mut generator,
         setup,
@@ -257,6 +258,7 @@ fn select_half_losing(
         kept_losing_runs.extend(losing_runs);
         unaffected_runs.extend(unaffected);
     }
+
     unaffected_runs.truncate(kept_losing_runs.len().max(1).min(count / 2));
     kept_losing_runs.truncate(count - unaffected_runs.len());
     kept_losing_runs.extend(unaffected_runs);
@@ -292,6 +294,7 @@ fn profile_job(
         instr_per_cycle: rates.instr_per_cycle,
         ..program_rate(&joint_run.rates[0], &joint_run.results.tasks[0])
     };
+
     // A co-runner may take twice as long as this program, which must keep running until then.
     let until_instr = (work.to_instr + 0.5 * (work.to_instr - work.from_instr)) as u64;
     let phase_instr = (until_instr / 48).max(200_000);
@@ -351,6 +354,7 @@ fn draw_pairs(
     all_pairs
         .iter_mut()
         .for_each(|pair| generator.shuffle(pair));
+
     all_pairs
         .iter()
         .map(|pair| {
@@ -389,6 +393,7 @@ fn draw_larger_runs(
             Vec::new(),
         ));
     }
+
     for mix in 0..setup.pairings {
         let mix_programs = draw_programs(4);
         let second_cache_cpu = cores_per_cache * contexts;
@@ -402,6 +407,7 @@ fn draw_larger_runs(
             runs.push(build_co_run(CoRunKind::Plan(mix as u32), jobs, Vec::new()));
         }
     }
+
     let mut remaining_pairs = losing_pairs.into_iter();
     for mix in 0..setup.partitions {
         let jobs = remaining_pairs
@@ -432,6 +438,7 @@ fn ways_plan(machine: &MachineSpec, run: &CoRun) -> Plan {
         .iter()
         .find(|cache| cache.last_level)
         .map_or(CacheId(0), |cache| cache.id);
+
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
     let mut first_way = 0;
     for (index, (&count, &(_, cpu))) in run.ways.iter().zip(&run.jobs).enumerate() {
@@ -447,6 +454,7 @@ fn ways_plan(machine: &MachineSpec, run: &CoRun) -> Plan {
         });
         first_way += count;
     }
+
     plan
 }
 
@@ -476,6 +484,7 @@ fn measure_together(
         warm_up_cycles: setup.warm_up_cycles,
         measured_cycles: setup.measured_cycles,
     };
+
     let work: Vec<InstructionRange> = run
         .jobs
         .iter()
@@ -486,6 +495,7 @@ fn measure_together(
         first_window: WindowLength::Cycles { cycles: 10_000 },
     });
     let joint_run = run_request::joint_run(&workload, &work, way_plan.as_ref())?;
+
     let narrowest_bandwidth = |node: f64| match machine.memory.package_bus_bytes_per_cycle {
         Some(bus) => {
             (bus * f64::from(machine.packages) / f64::from(machine.memory.nodes)).min(node)
@@ -499,6 +509,7 @@ fn measure_together(
         .iter()
         .map(|node| node.bytes_per_cycle / max_bytes)
         .fold(0.0, f64::max);
+
     Ok(CoRun {
         busy_share: max_busy_share,
         rates: joint_run
@@ -528,6 +539,7 @@ mod tests {
                 u32::MAX
             }
         };
+
         let draw_plans = |losing: fn(u32) -> bool| {
             let mut measured_count = 0;
             let chosen_runs = select_half_losing(

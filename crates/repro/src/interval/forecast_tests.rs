@@ -81,6 +81,7 @@ fn sample_program(job: &WorkloadJob, until_instr: f64) -> StreamSample {
     let mut source = job.start_threads(0).unwrap().remove(0);
     let (mut batch, mut instructions, mut gap) = (Vec::new(), 0u64, 0u64);
     let mut since_load = 0u8;
+
     while (instructions as f64) < until_instr {
         batch.clear();
         let batch_end = source.next_batch(&mut batch);
@@ -97,6 +98,7 @@ fn sample_program(job: &WorkloadJob, until_instr: f64) -> StreamSample {
             } else {
                 1
             };
+
             let sampled = SampledAccess {
                 line: access.address() / 64,
                 gap,
@@ -112,6 +114,7 @@ fn sample_program(job: &WorkloadJob, until_instr: f64) -> StreamSample {
         sampler.push(accesses).unwrap();
         assert!(matches!(batch_end, BatchEnd::More), "{} sleeps", job.name);
     }
+
     let (sample, _) = sampler
         .finish(64, 4096, true, &CoreSamples::default())
         .unwrap();
@@ -126,6 +129,7 @@ fn sample_program(job: &WorkloadJob, until_instr: f64) -> StreamSample {
 #[test]
 fn walks_come_near_the_cycles_of_the_cycle_level_machine() {
     let (mut errors, mut report) = (Vec::new(), String::new());
+
     for machine_name in ["opteron-2350", "xeon-x5365-4"] {
         for program in [
             "art", "swim", "mcf-2006", "twolf", "vpr", "soplex", "equake", "bzip2",
@@ -245,6 +249,7 @@ fn a_stream_takes_what_the_replacement_policy_leaves_it() {
             rows.push((replacement, victim, forecast, truth));
         }
     }
+
     let is_near = |&(_, _, forecast, truth): &(ReplacementPolicy, &str, f64, f64)| {
         (forecast - truth).abs() < 0.05
     };

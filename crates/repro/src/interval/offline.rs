@@ -54,6 +54,7 @@ fn draw_run_members(
         .flat_map(|a| (a + 1..program_count).map(move |b| vec![a, b]))
         .collect();
     generator.shuffle(&mut all_groups);
+
     all_groups.truncate(pair_count);
     for _ in 0..group_count {
         let mut order: Vec<usize> = (0..program_count).collect();
@@ -75,6 +76,7 @@ pub(super) fn compare_forecasts(
     let (pair_count, group_count) = context.pick_by_length((1, 0), (4, 1), (14, 5));
     let machines = context.pick_by_length(&MACHINES[..1], &MACHINES[..], &MACHINES[..]);
     let mut runs = Vec::new();
+
     for &name in machines {
         let bench = CoRunBench::load(name, seed, 0, 0)?;
         let cpus = cpus_by_cache(&bench.machine.topology())?;
@@ -192,6 +194,7 @@ fn measure_truth(
     let longest_round_cycles = rounds
         .iter()
         .fold(0.0f64, |longest, (_, cycles)| longest.max(*cycles));
+
     let work_in_rounds = |rounds_before: f64, rounds: f64, instructions: f64| InstructionRange {
         from_instr: rounds_before * instructions,
         to_instr: (rounds_before + rounds) * instructions,
@@ -201,6 +204,7 @@ fn measure_truth(
         workload.measured_cycles = (2.0 * longest_round_cycles) as u64;
         workload
     };
+
     let pin_job =
         |(job, cpu): &(WorkloadJob, CpuId)| job.clone().with_cpus([cpu.0].into_iter().collect());
     let solo_runs = jobs
@@ -217,6 +221,7 @@ fn measure_truth(
             Ok(run.rates[0])
         });
     let solo_rates = solo_runs.collect::<Result<_, ReproError>>()?;
+
     let work_ranges = rounds.iter().map(|(instructions, cycles)| {
         let rounds_in_longest = longest_round_cycles / cycles;
         work_in_rounds(
@@ -230,6 +235,7 @@ fn measure_truth(
         &work_ranges.collect::<Vec<_>>(),
         None,
     )?;
+
     match jobs
         .iter()
         .zip(&co_run.rates)

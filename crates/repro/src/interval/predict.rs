@@ -35,6 +35,7 @@ pub fn predict_rates(
         .iter()
         .map(|&(program, _)| programs[program].work)
         .collect();
+
     let solo_cycles = |&(program, _): &(usize, u32)| {
         programs[program].work.to_instr / programs[program].alone.instr_per_cycle
     };
@@ -43,6 +44,7 @@ pub fn predict_rates(
         vec![(None, None); slots.len()];
     let mut earlier_totals = vec![TaskTotals::default(); slots.len()];
     let mut elapsed_cycles = 0.0;
+
     while start_and_end_moments.iter().any(|(_, end)| end.is_none()) && elapsed_cycles < max_cycles
     {
         engine.run(elapsed_cycles + PROGRESS_READING_CYCLES);
@@ -66,6 +68,7 @@ pub fn predict_rates(
         }
         elapsed_cycles += PROGRESS_READING_CYCLES;
     }
+
     let rate_of_job = |(work, moments): (
         &crate::work::InstructionRange,
         &(Option<JobMoment>, Option<JobMoment>),
@@ -126,6 +129,7 @@ fn partition_by_ways(
     if run.ways.is_empty() {
         return;
     }
+
     let total_ways = machine.last_level_cache().map_or(1, |cache| cache.ways) as f32;
     let lines = |ways: &u32| engine.capacity_lines() * *ways as f32 / total_ways;
     let partition_lines: Vec<f32> = run.ways.iter().map(lines).collect();

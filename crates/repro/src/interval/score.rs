@@ -173,6 +173,7 @@ pub(super) fn score(truths: &[MachineTruth]) -> Result<ValidationScore, ReproErr
         }
         mix_slowdowns.extend(slowdowns_by_mix.into_values());
     }
+
     Ok(ValidationScore {
         sets,
         plans_tau: kendall_tau(&mix_slowdowns),
@@ -228,6 +229,7 @@ fn compare_run(
             .iter()
             .enumerate()
             .filter(|(position, _)| *position != index);
+
         TaskComparison {
             machine: truth.machine.clone(),
             program: program_name(&run.jobs[index]),
@@ -246,6 +248,7 @@ fn compare_run(
             ),
         }
     };
+
     (0..run.jobs.len()).map(compare_task).collect()
 }
 
@@ -268,6 +271,7 @@ fn attribute_error(
     let bandwidth_error = predicted_rate.queue_cycles_per_instr
         - predicted_solo.queue_cycles_per_instr
         - measured_added_queueing;
+
     let total_error = cycles_per_instr(predicted_rate) - cycles_per_instr(measured_rate);
     let points_per_cycle = 100.0 * profiled.alone.instr_per_cycle;
     let overlap_error = total_error - profile_error - composition_error - bandwidth_error;
@@ -307,6 +311,7 @@ pub(super) fn score_chart(score: &ValidationScore) -> Chart {
         lowest_percent = lowest_percent.min(task.measured_percent.min(task.predicted_percent));
         highest_percent = highest_percent.max(task.measured_percent.max(task.predicted_percent));
     }
+
     let point = |task: &TaskComparison| ChartPoint {
         title: Some(format!(
             "{} beside {} on {}",
@@ -316,6 +321,7 @@ pub(super) fn score_chart(score: &ValidationScore) -> Chart {
         )),
         ..ChartPoint::new(task.measured_percent, task.predicted_percent)
     };
+
     let mut series = vec![Series {
         name: "no error".to_string(),
         points: vec![
@@ -334,6 +340,7 @@ pub(super) fn score_chart(score: &ValidationScore) -> Chart {
             ..Series::default()
         });
     }
+
     Chart {
         title: "Slowdown of each task".to_string(),
         x: Axis::linear("measured on the cycle-level machine, %")

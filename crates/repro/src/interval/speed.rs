@@ -65,6 +65,7 @@ pub fn start_host(is_explicit: bool, phase_seconds: f64) -> Result<IntervalEngin
         let program = engine.add_program(program);
         engine.start_task(program, (0..64).collect());
     }
+
     Ok(engine)
 }
 

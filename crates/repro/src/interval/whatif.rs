@@ -139,6 +139,7 @@ impl TimeSeriesRecorder {
         let node_count = spec.memory.nodes as usize;
         let stretch_ns = (query.length_ns / MAX_STRETCH_COUNT).max(1);
         let bytes_per_second = spec.memory.bytes_per_cycle * spec.hertz as f64;
+
         TimeSeriesRecorder {
             stretch_ns,
             stretch_end_ns: stretch_ns,
@@ -171,6 +172,7 @@ impl TimeSeriesRecorder {
             .flat_map(|probe_result| &probe_result.cost_ns)
             .map(|(_, ns)| ns)
             .sum::<u64>();
+
         let elapsed_ns = record.observation.span.elapsed_ns as f64;
         for task in &record.observation.tasks {
             let Some(job) = machine.job_of(task.task) else {
@@ -181,6 +183,7 @@ impl TimeSeriesRecorder {
                 sums.solo_ns += elapsed_ns / slowdown;
                 sums.work_ns += elapsed_ns;
             }
+
             sums.occupancy_sum_bytes += machine.occupied_bytes(task.task).iter().sum::<f64>();
             sums.sample_count += 1;
             let slot = machine.slot_of(task.task);
@@ -188,9 +191,11 @@ impl TimeSeriesRecorder {
                 self.ns_by_cache[job][cache] += elapsed_ns;
             }
         }
+
         for (sum, bytes) in self.bytes_by_node.iter_mut().zip(node_bytes(record)) {
             *sum += bytes;
         }
+
         let plan_changed = self
             .previous_plan
             .as_ref()
@@ -202,6 +207,7 @@ impl TimeSeriesRecorder {
                 reason: describe_reasons(record, &self.names, machine),
             });
         }
+
         self.previous_plan = Some(record.decision.plan.clone());
         if machine.now_ns() >= self.stretch_end_ns {
             self.close_stretch(machine.now_ns());
@@ -228,6 +234,7 @@ impl TimeSeriesRecorder {
             self.series.cache[job].push(main_cache.map(|cache_index| cache_index as u32));
             self.ns_by_cache[job].iter_mut().for_each(|ns| *ns = 0.0);
         }
+
         for (node, bytes) in self.bytes_by_node.iter_mut().enumerate() {
             let bandwidth_share =
                 std::mem::take(bytes) / seconds.max(1e-9) / self.bandwidth_bytes_per_s[node];
@@ -246,6 +253,7 @@ impl TimeSeriesRecorder {
         if machine.now_ns() > self.stretch_start_ns {
             self.close_stretch(machine.now_ns());
         }
+
         let results = machine.results();
         let slowdowns: Vec<f64> = results.jobs.iter().filter_map(|job| job.slowdown).collect();
         let some_if_measured = |value: f64| (!slowdowns.is_empty()).then_some(value);
@@ -258,6 +266,7 @@ impl TimeSeriesRecorder {
                 mpki: job.mpki,
             };
         let seconds = results.seconds.max(1e-9);
+
         PolicyOutcome {
             policy: name.to_string(),
             complete: is_complete,

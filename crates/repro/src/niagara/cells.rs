@@ -125,6 +125,7 @@ pub fn measure_bandwidth_sweep(
             policy,
         )
     })?;
+
     let name = format!("{policy_name} over bandwidth");
     let points = metric_points(&name, &results, &BANDWIDTHS, |bytes| bytes.to_string());
     let series_line =
@@ -192,6 +193,7 @@ impl SizeSweep<'_> {
                 .filter(|_| is_complete)
                 .unwrap_or(f64::NAN)
         };
+
         Finding::new(
             id,
             title,

@@ -82,6 +82,7 @@ impl Policy for GroupProbePolicy {
         if self.first_probes.is_empty() {
             self.request_first_probes(&tasks);
         }
+
         let is_answered = |id: &ProbeId| {
             view.observation
                 .probe_results

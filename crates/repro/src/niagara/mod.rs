@@ -162,6 +162,7 @@ impl NiagaraSetting {
         if let Some(cycles) = self.memory_latency_cycles {
             (memory.local_latency_cycles, memory.remote_latency_cycles) = (cycles, cycles);
         }
+
         memory.bytes_per_cycle = self.bytes_per_cycle.unwrap_or(memory.bytes_per_cycle);
         Ok(workload)
     }
@@ -234,6 +235,7 @@ impl NiagaraPolicy {
             level,
             min_instructions: 100_000.0,
         };
+
         match self {
             NiagaraPolicy::Default | NiagaraPolicy::OneGreedy => Vec::new(),
             NiagaraPolicy::Casc {
@@ -281,6 +283,7 @@ impl NiagaraPolicy {
                 },
             )
         };
+
         match self {
             NiagaraPolicy::Default => build_pipeline(policy_config("default", "")),
             NiagaraPolicy::OneGreedy => {
@@ -353,6 +356,7 @@ pub fn measure_solo_speeds(setting: &NiagaraSetting) -> Result<Vec<f64>> {
             speed_by_kernel.insert(&job.kernel, solo_run.instructions_per_cycle());
         }
     }
+
     Ok(jobs
         .iter()
         .map(|job| speed_by_kernel[job.kernel.as_str()])
@@ -497,6 +501,7 @@ impl Policy for OneArtPerGang {
         let mut plan = Plan::idle(WindowLength::Time {
             ns: NOMINAL_WINDOW_NS,
         });
+
         if self.gangs_in_order.is_empty() {
             let tasks: Vec<TaskId> = view
                 .observation

@@ -30,6 +30,7 @@ pub fn gain_bound(
             |&gain| gain,
         )
     };
+
     let gain_texts: Vec<String> = sizes
         .iter()
         .map(|&kb| format!("{:+.1} % at {kb} KB", mean(gains.of_case(kb))))
@@ -65,6 +66,7 @@ pub fn compare_variations(
             true,
         ),
     ];
+
     variations.extend(
         extra_policies
             .iter()

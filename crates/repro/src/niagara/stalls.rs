@@ -38,6 +38,7 @@ pub fn break_down_contention(
             *part += new_task.run_time_share * new_speed * old_speed * (old_wait - new_wait);
         }
     }
+
     let [issue, misses, queues, system] = part_cycles.map(|cycles| cycles / cycles_at_old_speeds);
     Some(ContentionBreakdown {
         issue,
@@ -89,6 +90,7 @@ mod tests {
             workload.options.scale = 200;
             workload.unmanaged_run().unwrap()
         };
+
         let old = run_kernels(1, ["gzip", "gzip", "art", "art", "mcf", "gzip"]);
         let new = run_kernels(2, ["gzip", "gzip", "art", "art", "mcf", "gzip"]);
         let (breakdown, contention_gain) = (

@@ -284,6 +284,7 @@ fn describe_studies(studies: &[&CurveStudy], lengths: LogLengths) -> String {
         .iter()
         .map(|study| study.traced.entry_count() as f64)
         .collect();
+
     format!(
         "All programs with one thread. Warm-up {:.1} M instructions, log and real curve over the {:.1} M after it or \
          163 840 entries (mean {:.0} entries); 8 of 16 colors while logging, curve through the rate counted there. \

@@ -199,6 +199,7 @@ fn curves_of(
     let computed_curve = curve_from_capture(true, &log_capture)
         .ok_or_else(|| failed(program)("its log gives no curve"))?;
     let measured_curve = measure_real_curve(&workload, log_capture.from, log_capture.to, &colors)?;
+
     let miss_rates = |curve: &MissRateCurve| {
         let rates = colors
             .iter()
@@ -230,6 +231,7 @@ mod tests {
         let jobs = ["ammp", "applu", "applu", "applu"]
             .map(|name| WorkloadJob::new(name, 1))
             .to_vec();
+
         let scale = RunScale {
             scale: 60_000,
             warm_up_cycles: 0,

@@ -37,6 +37,7 @@ impl AccessSource for AlternatingSource {
                 return batch_end;
             }
         }
+
         while let Some(access) = pending.pop_front() {
             batch.push(offset_access(access, offset));
             self.remaining_instr = self.remaining_instr.saturating_sub(access.instructions());
@@ -71,6 +72,7 @@ pub fn alternating_program(
     for name in names {
         kernels::build_threads(name, seed, &kernels::Options::default()).map_err(failed(name))?;
     }
+
     let make_threads = move |_: u32| -> Vec<Box<dyn AccessSource>> {
         let threads = names.iter().flat_map(|name| {
             kernels::build_threads(name, seed, &kernels::Options::default())
@@ -100,6 +102,7 @@ mod tests {
         while accesses.len() < 40_000 {
             source.next_batch(&mut accesses);
         }
+
         let mut phase = 0;
         for access in accesses
             .iter()

@@ -76,6 +76,7 @@ fn measure_tracing_cost(
         },
         1.0,
     )?;
+
     let tracing_cycles_per_entry = log_capture.cost_ns * 1e-9 * workload.machine.hertz as f64
         / log_capture.entry_count() as f64;
     let cycles_per_entry = tracing_cycles_per_entry + COMPUTING_CYCLES_PER_ENTRY;
@@ -128,6 +129,7 @@ pub(super) fn overhead_findings(context: &ExperimentContext<'_>) -> Result<Vec<F
     let cut_costs: Vec<&TracingCost> = costs.iter().filter(|cost| cost.is_log_cut()).collect();
     let (warm_up, colors) =
         context.pick((5e5, vec![4, 8, 12, COLORS]), (2e6, (1..=COLORS).collect()));
+
     let indices: Vec<usize> = (0..cut_costs.len()).collect();
     let inputs = |index: usize, seed| (cut_costs[index], seed, warm_up, colors.as_slice());
     let distances = context.run_cases(&indices, inputs, measure_cut_log_distance)?;
@@ -163,6 +165,7 @@ fn costs_finding(costs: &[TracingCost], seed: u64) -> Finding {
             [cost.overhead_percent(cost.affordable_entries())],
         ));
     }
+
     let cut_costs = costs.iter().filter(|cost| cost.is_log_cut());
     let cut_texts: Vec<String> = cut_costs
         .map(|cost| {
@@ -179,6 +182,7 @@ fn costs_finding(costs: &[TracingCost], seed: u64) -> Finding {
     } else {
         cut_texts.join(", ")
     };
+
     Finding::new(
         "RM-5",
         "tracing and computing, of the time of a phase, worst program; logs as long as 2 % of the phase allow",

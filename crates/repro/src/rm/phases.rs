@@ -228,6 +228,7 @@ fn phase_points(runs: &[PhaseRun], colors: &[u32]) -> Vec<DataPoint> {
             )],
         ));
     }
+
     points
 }
 
@@ -244,6 +245,7 @@ fn describe_detection(runs: &[PhaseRun]) -> String {
         .iter()
         .map(|run| run.false_alarms_per_boundary(&detect_phases(&run.first_level)))
         .collect();
+
     let runs_with_misses = runs
         .iter()
         .filter(|run| run.count_found_by_miss_rate().0 < run.count_found_by_miss_rate().1);
@@ -281,6 +283,7 @@ fn phases_figure(runs: &[PhaseRun], colors: &[u32]) -> ResultFigure {
             mark: Mark::Steps,
             ..Series::default()
         });
+
     let boundaries = runs[0].boundaries().map(|interval| ReferenceLine::X {
         label: String::new(),
         position: interval as f64,

@@ -80,6 +80,7 @@ fn count_boundaries(requests: &[f64], share_changes: usize, phase_count: usize) 
     let noticed_boundaries = (1..phase_count)
         .filter(|&boundary| requests.iter().any(|&at| is_in_time(at, boundary)))
         .count();
+
     // The first trace is no detection.
     let superfluous_requests = requests
         .iter()

@@ -111,6 +111,7 @@ fn curve_of_set_mapping(
         };
         Some((*size, 1000.0 * miss_count / instructions))
     };
+
     MissRateCurve::new(
         all_sizes()
             .iter()
@@ -131,6 +132,7 @@ fn curves_from_log(
             curve: curve?,
         })
     };
+
     let with_real = |other_curves: Vec<Option<NamedCurve>>| {
         let real_named_curve = NamedCurve {
             name: "real".to_string(),
@@ -146,6 +148,7 @@ fn curves_from_log(
             instructions / divisor as f64,
         )
     };
+
     let mut log_size_curves = Vec::new();
     for divisor in [16, 4, 1] {
         let (lines, instructions) = log_part(divisor);
@@ -159,6 +162,7 @@ fn curves_from_log(
             log_survival_curve(lines, instructions),
         ));
     }
+
     let warmup_curve = |name: &str, warmup| {
         name_curve(
             name.to_string(),
@@ -170,6 +174,7 @@ fn curves_from_log(
         warmup_curve("half", Warmup::Half),
         warmup_curve("none", Warmup::Nothing),
     ];
+
     let sampled_curves = [1, 2, 4, 10].map(|nth| {
         let sampled_lines: Vec<u64> = lines.iter().copied().step_by(nth).collect();
         name_curve(
@@ -177,6 +182,7 @@ fn curves_from_log(
             thesis_curve(&sampled_lines, instructions, Warmup::Automatic, true),
         )
     });
+
     let way_curves = [false, true].map(|folded| {
         let name = if folded {
             format!("{WAY_COUNT} ways")
@@ -206,6 +212,7 @@ fn run_and_measure_curves(
         .and_then(|(lines, instr)| thesis_curve(lines, instr, Warmup::Automatic, true));
     let calculated = computed_curve
         .ok_or_else(|| ReproError::Failed(name.to_string(), "an empty log".to_string()))?;
+
     Ok([
         NamedCurve {
             name: format!("real, {name}"),
@@ -327,6 +334,7 @@ fn sensitivity_finding(
             "one instruction at a time brings art's curve nearer (Fig. 5.15)",
         ),
     };
+
     let shift_of = |curves: &&SensitivityCurves| -> Option<f64> {
         let named_curves = &curves.studies.iter().find(|(name, _)| name == study)?.1;
         let calculated_curves: Vec<&NamedCurve> = named_curves
@@ -346,6 +354,7 @@ fn sensitivity_finding(
                 .fold(0.0, f64::max),
         )
     };
+
     let per_seed = runs.per_seed(|curves| mean(curves.iter().filter_map(shift_of)));
     let title = format!("{study}: mean distance of the calculated curves that lie farthest apart");
     let finding = Finding::new(id, &title, paper, "misses/1000 instructions", ResultTarget::Shown, &per_seed)
@@ -405,6 +414,7 @@ fn study_figure(curves: &SensitivityCurves, study: &str, id: &str) -> Option<Res
         size: Some((520.0, 300.0)),
         ..Chart::default()
     };
+
     let name = format!(
         "{}-{}-{}",
         id.to_lowercase(),

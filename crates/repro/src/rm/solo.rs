@@ -136,6 +136,7 @@ impl SoloMachine {
                 _ => {}
             }
         }
+
         self.timeline.0.push(sums);
         Ok(observation)
     }
@@ -162,6 +163,7 @@ impl SoloMachine {
             budget_ns: u64::MAX,
         }];
         self.machine.apply(&self.plan).map_err(failed("trace"))?;
+
         loop {
             let mut observation = self.run_window()?;
             if let Some(probe_result) = observation.probe_results.pop() {

@@ -67,6 +67,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let dir = RunDir::new(dir.path(), 1 << 20).unwrap();
         assert_eq!(dir.latest_cost(&["CA-1"], "full"), None);
+
         dir.write_cost(
             &["CA-1"],
             "full",

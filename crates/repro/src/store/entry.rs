@@ -88,6 +88,7 @@ impl StoredEntry {
         if Sha256::digest(compressed_record).as_slice() != checksum {
             return Err(EntryError::Checksum);
         }
+
         let record_error = |error: &dyn std::fmt::Display| EntryError::Record(error.to_string());
         let mut record = Vec::new();
         let decoder =
@@ -99,6 +100,7 @@ impl StoredEntry {
         if record.len() as u64 > MAX_ENTRY_BYTES {
             return Err(record_error(&"more than 64 MiB"));
         }
+
         let (length, tail) = record
             .split_first_chunk::<8>()
             .ok_or_else(|| record_error(&"no length"))?;

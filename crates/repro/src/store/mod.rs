@@ -160,6 +160,7 @@ pub fn find_or_make<T: Serialize + DeserializeOwned, E: From<ReproError>>(
     if let Some(bytes) = stored_bytes {
         return Ok(encoding::decode_result(&name.label, &bytes)?);
     }
+
     if let Some((dir, report_problem)) = &dir {
         match dir.find_entry(name.kind, &name.sources, &name.inputs) {
             StoredLookup::Hit(entry) => {
@@ -176,6 +177,7 @@ pub fn find_or_make<T: Serialize + DeserializeOwned, E: From<ReproError>>(
             StoredLookup::Miss => {}
         }
     }
+
     if mode == StoreMode::Peek {
         lock_state().counts.missing += 1;
         return Err(ReproError::NotStored.into());
@@ -184,6 +186,7 @@ pub fn find_or_make<T: Serialize + DeserializeOwned, E: From<ReproError>>(
     let value = make()?;
     let cpu_seconds = cpu_seconds() - start_cpu_seconds;
     let encoded_result = encoding::encode_result(&name.label, &value)?;
+
     if let Some((dir, report_problem)) = &dir {
         let RunName {
             kind,
@@ -207,6 +210,7 @@ pub fn find_or_make<T: Serialize + DeserializeOwned, E: From<ReproError>>(
             ));
         }
     }
+
     let mut state = lock_state();
     state.counts.executed += 1;
     state.counts.executed_cpu_seconds += cpu_seconds;

@@ -113,6 +113,7 @@ impl RunDir {
         let unusable_entry = |reason: &dyn std::fmt::Display| {
             StoredLookup::Unusable(format!("{}: {reason}", path.display()))
         };
+
         match self.read_place(&place) {
             Err(error) => StoredLookup::Unusable(error.to_string()),
             Ok(None) => StoredLookup::Miss,
@@ -194,6 +195,7 @@ impl RunDir {
         let Some(dir) = self.open()? else {
             return Ok(Vec::new());
         };
+
         let mut files = Vec::new();
         for folder_name in dir.names()? {
             if !is_hex(&folder_name, FOLDER_DIGITS) {
@@ -202,6 +204,7 @@ impl RunDir {
             let Ok(folder) = dir.open_dir(Path::new(&folder_name)) else {
                 continue;
             };
+
             for name in folder.names()? {
                 if !is_entry_name(&name) && !is_temporary_name(&name) {
                     continue;
@@ -242,6 +245,7 @@ impl RunDir {
         } else {
             0
         };
+
         let (mut removed_files, mut removed_bytes) = (0, 0);
         for file in files {
             let is_entry = file.is_entry();
@@ -256,6 +260,7 @@ impl RunDir {
                 excess_bytes = excess_bytes.saturating_sub(file.bytes);
             }
         }
+
         Ok((removed_files, removed_bytes))
     }
 }
@@ -325,6 +330,7 @@ mod tests {
         ));
         let files = dir.files().unwrap();
         assert_eq!(files.len(), 8);
+
         for (nth, file) in files.iter().enumerate() {
             let path = dir.path().join(file.subpath());
             let mut bytes = fs::read(&path).unwrap();
@@ -336,6 +342,7 @@ mod tests {
             }
             fs::write(&path, bytes).unwrap();
         }
+
         for number in 1..=8 {
             match read(&dir, number) {
                 StoredLookup::Unusable(why) => {

@@ -80,6 +80,7 @@ fn accuracy_points<'a>(
             accuracies.iter().map(|accuracy| value_of(accuracy)),
         )
     };
+
     vec![
         accuracy_point("first round: samples", &|accuracy| accuracy.samples as f64),
         accuracy_point("first round: samples past the filter", &|accuracy| {
@@ -114,6 +115,7 @@ fn harder_cases(context: &ExperimentContext<'_>) -> Vec<ClusterCase> {
         set_option(&mut options);
         ClusterCase::new(name, kernel, options)
     };
+
     // The change comes after about half of each thread's operations.
     let mut cases = vec![
         case_with(
@@ -128,6 +130,7 @@ fn harder_cases(context: &ExperimentContext<'_>) -> Vec<ClusterCase> {
             o.group_sizes = vec![6, 4, 4, 2]
         }),
     ];
+
     if !context.quick {
         cases.extend([
             case_with("scoreboards, 2 collectors", "scoreboards", |o| {
@@ -165,6 +168,7 @@ fn harder_cases(context: &ExperimentContext<'_>) -> Vec<ClusterCase> {
             }),
         ]);
     }
+
     cases
 }
 
@@ -197,6 +201,7 @@ fn agreement_finding(
         |case, seed| (case, seed),
         run_case,
     )?;
+
     let (mut points, mut figures) = (Vec::new(), Vec::new());
     for case in cases {
         let true_groups = case.true_groups(1)?;

@@ -25,6 +25,7 @@ pub(super) fn sharing_map_figures(name: &str, round: &PlacementRound) -> [Result
         36,
     )
     .global_entries;
+
     // The order is shuffled, as for an observer who does not know the clusters.
     let mut shuffled_order: Vec<usize> = (0..round.maps.len()).collect();
     cachemate_core::SplitMix64::new(1).shuffle(&mut shuffled_order);
@@ -33,6 +34,7 @@ pub(super) fn sharing_map_figures(name: &str, round: &PlacementRound) -> [Result
     let retained_entries: Vec<usize> = (0..is_global_entry.len())
         .filter(|&entry| !is_global_entry[entry])
         .collect();
+
     let draw_map = |order: &[usize], order_label: &str| {
         let counter_value = |thread: usize, entry: usize| {
             round.maps[thread].get(entry).map(|&count| f64::from(count))

@@ -33,6 +33,7 @@ pub(super) fn round_accuracies(
     entries: usize,
 ) -> Vec<RoundAccuracy> {
     let mut samples_by_round: BTreeMap<ProbeId, (u64, u64, Vec<(TaskId, u64)>)> = BTreeMap::new();
+
     for record in records {
         for probe_result in &record.observation.probe_results {
             let ProbeEvidence::Samples {
@@ -83,6 +84,7 @@ fn measure_accuracy(
     let map_rows: Vec<&[u8]> = (0..true_groups.len())
         .map(|index| maps.map_of(TaskId(index as u32)).unwrap_or(&empty_map))
         .collect();
+
     let sharing = SharingCriteria::default();
     let is_global_entry = global_entries(&map_rows, &sharing);
     let count_entries_touched = |min_count: u8, threads: usize| {
@@ -95,6 +97,7 @@ fn measure_accuracy(
         };
         (0..entries).filter(is_touched_by_enough).count()
     };
+
     let mean_similarity = |is_same_group: bool| {
         let (mut sum, mut pair_count) = (0u64, 0u64);
         for a in 0..true_groups.len() {
@@ -110,6 +113,7 @@ fn measure_accuracy(
         }
         sum as f64 / pair_count.max(1) as f64
     };
+
     RoundAccuracy {
         window,
         samples: samples.len(),

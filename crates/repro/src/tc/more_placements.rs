@@ -66,6 +66,7 @@ pub(super) fn eight_chip_findings(context: &ExperimentContext<'_>) -> Result<Vec
         three_placements(context),
         scale,
     )?;
+
     let large_machine_runs = PlacementRuns::run_placements(
         context,
         LARGE_MACHINE,
@@ -73,6 +74,7 @@ pub(super) fn eight_chip_findings(context: &ExperimentContext<'_>) -> Result<Vec
         three_placements(context),
         scale,
     )?;
+
     // The same program on both machines: scoreboards, warehouses.
     let extra_gain_percent = |seed: u64| {
         let gain_pair = |case: usize| {
@@ -87,6 +89,7 @@ pub(super) fn eight_chip_findings(context: &ExperimentContext<'_>) -> Result<Vec
         "remote stalls taken away, %",
         PlacementRuns::stall_reduction_percent,
     ));
+
     Ok(vec![
         Finding::declared(
             "tc-4-eight-chips",
@@ -137,6 +140,7 @@ fn uneven_finding(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Find
         "remote stalls taken away, %",
         PlacementRuns::stall_reduction_percent,
     ));
+
     Finding::declared("tc-4-uneven", &context.values_by_seed(worst_shortfall))
         .with_points(points)
         .with_time_scale(TIME_SCALE as f64)

@@ -65,6 +65,7 @@ fn sampling_share_and_rate(records: &[WindowRecord]) -> (f64, f64) {
             .map(|(_, ns)| ns)
             .sum::<u64>();
         elapsed_ns += record.observation.span.elapsed_ns;
+
         for probe_result in &record.observation.probe_results {
             cost_ns += probe_result.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
             if let cachemate_core::ProbeEvidence::Samples {
@@ -76,6 +77,7 @@ fn sampling_share_and_rate(records: &[WindowRecord]) -> (f64, f64) {
             }
         }
     }
+
     // Elapsed time is nominal; the machine's own time is shorter by the scale.
     let seconds = elapsed_ns as f64 / 1e9 / TIME_SCALE as f64;
     (
@@ -282,6 +284,7 @@ fn draw_cost_chart(rates: &[u32], costs: &SeededRuns<u32, SamplingCost>) -> Resu
             .collect(),
         ..Series::default()
     };
+
     let chart = Chart {
         title: "Detection: overhead and time for a million samples (warehouses)".to_string(),
         x: Axis::log("% of remote accesses sampled"),

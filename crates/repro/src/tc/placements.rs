@@ -117,6 +117,7 @@ fn cycle_breakdown(results: &RunResults) -> Vec<(String, f64)> {
             .sum::<f64>()
             / cycles.max(1) as f64
     };
+
     let hit_share = cycle_share(|stalls| stalls.hit.iter().map(|(_, cycles)| cycles).sum());
     let mut parts = vec![
         ("issue".to_string(), cycle_share(|stalls| stalls.issue)),
@@ -175,6 +176,7 @@ impl PlacementRuns {
                 .get(at, seed)
                 .map_or(0, |result| result.windows_to_placement)
         };
+
         let mut runs_by_placement = Vec::new();
         for (index, placement) in placements
             .iter()
@@ -270,6 +272,7 @@ impl PlacementRuns {
                 ));
             }
         }
+
         points
     }
 
@@ -294,6 +297,7 @@ impl PlacementRuns {
                 .map(|placement| mean_value(case, placement))
                 .collect(),
         };
+
         let bars = BarChart {
             title: title.to_string(),
             y: Axis::linear(label),
@@ -336,6 +340,7 @@ fn stall_finding(runs: &PlacementRuns) -> Finding {
         .iter()
         .map(|(part, _)| part.clone())
         .collect();
+
     let mean_share = |case: usize, part: usize| {
         runs.runs_by_placement[0].values(case, |result| result.breakdown[part].1)
     };
@@ -345,6 +350,7 @@ fn stall_finding(runs: &PlacementRuns) -> Finding {
             DataPoint::from_values(name, case_name, mean_share(case, part))
         })
     });
+
     let group = |case: usize| BarGroup {
         name: runs.cases[case].name.to_string(),
         bars: (0..part_names.len())
@@ -360,6 +366,7 @@ fn stall_finding(runs: &PlacementRuns) -> Finding {
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("tc-1-stall-breakdown", &bars);
+
     let max_share = |results: &[&PlacementResult]| {
         results
             .iter()

@@ -65,6 +65,7 @@ fn find_recording() -> Result<PathBuf> {
 fn parse_databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>> {
     let mut names: Vec<&str> = Vec::new();
     let mut database_by_thread = BTreeMap::new();
+
     for (index, line) in text
         .lines()
         .enumerate()
@@ -89,6 +90,7 @@ fn parse_databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>> {
                 names.push(database);
                 names.len() - 1
             });
+
         if database_by_thread
             .insert(thread, database_number as u32)
             .is_some()
@@ -99,6 +101,7 @@ fn parse_databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>> {
             )));
         }
     }
+
     Ok(database_by_thread)
 }
 
@@ -115,6 +118,7 @@ fn match_threads(
             .os_thread
             .and_then(|id| database_by_thread.get(&id).copied())
     };
+
     let was_recorded = |id: &u32| {
         threads_with_records
             .iter()
@@ -130,12 +134,14 @@ fn match_threads(
             os_threads.join(", ")
         )));
     }
+
     let instructions_of = |thread: &ThreadTotals| thread.instructions.unwrap_or(0);
     let connection_instr: Vec<u64> = threads_with_records
         .iter()
         .filter(|thread| database_of(thread).is_some())
         .map(|thread| instructions_of(thread))
         .collect();
+
     // A round of a connection takes about one cycle per instruction.
     let round_instr = connection_instr.iter().sum::<u64>() / connection_instr.len().max(1) as u64;
     let idle_ns_of = |thread: &ThreadTotals| {
@@ -337,6 +343,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     };
     let run = context.run_cases(&CLUSTERING_METHODS, inputs, run_recorded)?;
     let mut points = Vec::new();
+
     for method in CLUSTERING_METHODS {
         let mut add_point = |series: &str, value: &dyn Fn(&RecordedRunResult) -> Option<f64>| {
             points.push(DataPoint::from_values(
@@ -350,6 +357,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         add_point("unclustered connections", &|run| {
             Some(run.last.as_ref()?.count_unclustered_workers(&run.truth) as f64)
         });
+
         add_point("server's own threads", &|run| {
             Some(run.truth.iter().filter(|cluster| cluster.is_none()).count() as f64)
         });
@@ -359,6 +367,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         add_point("first round: samples", &|run| {
             Some(run.insight.as_ref()?.samples as f64)
         });
+
         add_point("first round: samples past the filter", &|run| {
             Some(run.insight.as_ref()?.passed as f64)
         });
@@ -372,6 +381,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             Some(run.insight.as_ref()?.across)
         });
     }
+
     let agreements = run
         .of_case(CLUSTERING_METHODS[0])
         .map(RecordedRunResult::agreement);
@@ -387,6 +397,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             .figures
             .extend(shmap_figures("recorded MariaDB", round));
     }
+
     Ok(vec![finding])
 }
 
@@ -428,6 +439,7 @@ mod tests {
             database: None,
             idle_ns: 1_600,
         };
+
         let connection_thread = |thread, database| RecordedThread {
             thread,
             database: Some(database),

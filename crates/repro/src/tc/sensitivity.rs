@@ -30,6 +30,7 @@ fn first_round(records: &[WindowRecord]) -> Vec<Observation> {
             .iter()
             .any(|probe_result| matches!(probe_result.evidence, ProbeEvidence::Samples { .. }))
     };
+
     let probe = records
         .iter()
         .find(has_samples)
@@ -71,6 +72,7 @@ fn cluster_round(
     for observation in round {
         profiler.update(observation);
     }
+
     let profiles = profiler.profiles();
     let map_of = |thread: usize| {
         profiles
@@ -81,6 +83,7 @@ fn cluster_round(
     let maps: Vec<&[u8]> = (0..threads)
         .map(|thread| map_counters(thread).unwrap_or(&[]))
         .collect();
+
     let count_samples = |probe_result: &ProbeResult| match &probe_result.evidence {
         ProbeEvidence::Samples { samples, .. } => samples.len(),
         _ => 0,
@@ -173,6 +176,7 @@ pub(super) fn size_findings(context: &ExperimentContext<'_>) -> Result<Vec<Findi
         |case, seed| (case, seed),
         measure_sensitivity,
     )?;
+
     let mut points = Vec::new();
     for case in &cases {
         let mut add_point = |label: String, value: &dyn Fn(&AgreementSensitivity) -> f64| {
@@ -227,6 +231,7 @@ fn cumulative_work(records: &[WindowRecord]) -> Vec<(f64, f64)> {
     let Some(decision_start_ns) = decision_start else {
         return work_by_second;
     };
+
     for record in records
         .iter()
         .filter(|record| record.observation.span.start_ns >= decision_start_ns)
@@ -302,6 +307,7 @@ pub(super) fn phase_findings(context: &ExperimentContext<'_>) -> Result<Vec<Find
     )?;
     let mut points = Vec::new();
     let mut series = Vec::new();
+
     for case in &cases {
         let seconds: Vec<f64> = leads
             .of_case(case)
@@ -317,6 +323,7 @@ pub(super) fn phase_findings(context: &ExperimentContext<'_>) -> Result<Vec<Find
             case.name,
             [seconds.len() as f64],
         ));
+
         if let Some(lead) = leads.of_case(case).next() {
             let points = lead
                 .iter()
@@ -329,6 +336,7 @@ pub(super) fn phase_findings(context: &ExperimentContext<'_>) -> Result<Vec<Find
             });
         }
     }
+
     let chart = Chart {
         title: "Work ahead of the default scheduler since the policy began".to_string(),
         x: Axis::linear("nominal seconds"),

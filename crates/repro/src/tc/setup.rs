@@ -240,6 +240,7 @@ impl ClusterSetting {
             .flatten()
             .max()
             .map_or(0, |last| last + 1);
+
         let members_of = |group| {
             (0..true_groups.len())
                 .filter(|&thread| true_groups[thread] == Some(group))
@@ -286,6 +287,7 @@ pub(super) fn run_clustering(
         ..SimOptions::default()
     };
     let machine = SimMachine::new(spec, &options, programs).map_err(failed(&spec.name))?;
+
     let config = PipelineConfig {
         policy: PolicyConfig {
             name: "thread-clustering".to_string(),
@@ -302,6 +304,7 @@ pub(super) fn run_clustering(
             cycles: WINDOW_CYCLES,
         },
     };
+
     let mut records = Vec::new();
     run_under(machine, build_pipeline(config)?, |_, record| {
         records.push(record);
@@ -447,6 +450,7 @@ pub(super) fn cluster_maps(
             previous_cluster: None,
         })
         .collect();
+
     let sharing = SharingCriteria::default();
     let sampled_share = samples_per_thread / THRESHOLD_SAMPLES_PER_THREAD;
     find_clusters(
@@ -501,6 +505,7 @@ pub(super) fn placement_rounds(
 ) -> Vec<PlacementRound> {
     let mut profiler = OfflineProfiler::new(&[sharing_profiler(entries)]);
     let mut rounds = Vec::new();
+
     for record in records {
         let profiles = profiler.update(&record.observation);
         let is_cluster = |reason: &&Reason| reason.kind == ReasonKind::ClusterFound;
@@ -508,6 +513,7 @@ pub(super) fn placement_rounds(
         if clusters.is_empty() {
             continue;
         }
+
         let mut cluster_by_thread: Vec<usize> =
             (0..threads).map(|thread| clusters.len() + thread).collect();
         for (cluster_number, cluster) in clusters.iter().enumerate() {
@@ -516,6 +522,7 @@ pub(super) fn placement_rounds(
                 .iter()
                 .for_each(|task| cluster_by_thread[task.0 as usize] = cluster_number);
         }
+
         let sharing_map_of = |thread: usize| {
             profiles
                 .get(&TaskId(thread as u32))
@@ -535,6 +542,7 @@ pub(super) fn placement_rounds(
                 .collect(),
         });
     }
+
     rounds
 }
 

@@ -93,6 +93,7 @@ fn program_of_process(case: &ClusterCase, seed: u64, process: usize) -> Result<S
         bytes: region.bytes,
     });
     let shared_memory = shared_memory.collect();
+
     let (kernel, options) = (case.kernel, case.options.clone());
     let make_threads = move |_| {
         let threads = kernels::build_threads(kernel, seed, &options)
@@ -120,6 +121,7 @@ fn measure_agreement_across_processes(
         .flat_map(|process| groups_in_order.iter().skip(process).step_by(PROCESS_COUNT))
         .copied()
         .collect();
+
     let spec = cachemate_spec::load_machine(TAGGED_SAMPLER_MACHINE)
         .map_err(failed(TAGGED_SAMPLER_MACHINE))?;
     let programs = (0..PROCESS_COUNT)
@@ -145,12 +147,14 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     if context.quick {
         cases.truncate(1);
     }
+
     let variant_count = VARIANTS.len();
     // Readers and writers of a chat room wait for each other on channels, which belong to one process in the simulator.
     let is_requested = |case: usize, variant: usize| {
         (!context.quick || is_in_quick_run(variant))
             && (variant < variant_count || cases[case].kernel != "chatrooms")
     };
+
     // The last "variant" of each case is the two processes.
     let run_inputs: Vec<(usize, usize)> = (0..cases.len())
         .flat_map(|case| (0..=variant_count).map(move |variant| (case, variant)))
@@ -161,6 +165,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         |(case, variant), seed| (&cases[case], variant, seed),
         measure_variant,
     )?;
+
     let variants_finding = |name: &str, variants: std::ops::RangeInclusive<usize>| {
         let selected_inputs = || {
             run_inputs
@@ -168,6 +173,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
                 .copied()
                 .filter(|(_, variant)| variants.contains(variant))
         };
+
         let point = |input: (usize, usize)| {
             let variant_name = VARIANTS
                 .get(input.1)
@@ -183,6 +189,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             .with_points(selected_inputs().map(point).collect())
             .with_time_scale(TIME_SCALE as f64)
     };
+
     Ok(vec![
         variants_finding("tc-2-variants", 0..=variant_count - 1),
         variants_finding("tc-2-two-processes", variant_count..=variant_count),

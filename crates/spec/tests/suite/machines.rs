@@ -132,6 +132,7 @@ fn the_papers_machines_have_the_published_shapes() {
     assert_eq!(shape("pairs-06"), (6, 3, 2, 4096));
     assert_eq!(shape("epyc-7763"), (128, 8, 16, 32 << 10));
     assert_eq!(shape("epyc-7742"), (128, 16, 8, 16 << 10));
+
     for (name, cpus, caches, cpus_each, size_kib) in [
         ("altra-max", 128, 1, 128, 16 << 10),
         ("epyc-9654", 192, 12, 16, 32 << 10),
@@ -146,6 +147,7 @@ fn the_papers_machines_have_the_published_shapes() {
     ] {
         assert_eq!(shape(name), (cpus, caches, cpus_each, size_kib), "{name}");
     }
+
     let power5 = load_machine("power5-2x2x2").unwrap();
     assert_eq!(
         cache_at_level(&power5, CacheLevel::L2).size_bytes
@@ -342,6 +344,7 @@ fn the_documentation_names_every_machine_field_and_value() {
     names.extend(known_names(
         &text.replace("groups = 16", "groups = 16, zzz = 1"),
     ));
+
     let values = [
         ("\"L2\"", "level"),
         ("\"out-of-order\"", "kind"),
@@ -358,6 +361,7 @@ fn the_documentation_names_every_machine_field_and_value() {
             1,
         )));
     }
+
     for (old, new) in [
         ("mshrs = 24", "mshrs = 24, zzz = 1"),
         ("degree = 2", "degree = 2\nzzz = 1"),

@@ -28,6 +28,7 @@ fn a_configuration_is_read() {
         cgroup = "/system.slice/backup.service"
         cpus = "0-1,4"
     "#;
+
     let config = parse_manage_config("c.toml", text, &user_id_of).unwrap();
     assert!(config.mode == ManageMode::Act && config.rollback.enabled);
     assert_eq!(config.rules[0].user, Some(User::Id(105)));
@@ -82,6 +83,7 @@ fn all_errors_of_a_file_are_reported_by_line() {
         .lines()
         .filter_map(|line| line.split(": found").next())
         .collect();
+
     let expected = [
         "c.toml:1:13: field 'window_ms'",
         "c.toml:2:8: field 'mode'",

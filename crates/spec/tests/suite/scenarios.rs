@@ -172,6 +172,7 @@ fn the_documentation_names_every_field() {
         1,
     )));
     assert!(names.len() > 20, "{names:?}");
+
     for name in names {
         assert!(
             page.contains(&format!("`{name}`")),

@@ -70,6 +70,7 @@ fn run(
         });
         history.push(levels);
     }
+
     (history, node)
 }
 
@@ -243,6 +244,7 @@ impl Scene {
                 (CounterEvent::MemoryBytes, bytes),
             ]);
         }
+
         observation.tasks[0].goal = Some(Goal {
             min_rate: Some(2e9),
             ..Goal::default()
@@ -251,6 +253,7 @@ impl Scene {
         if !self.is_only_proposed {
             observation.applied.bandwidth = self.plan.bandwidth.clone();
         }
+
         change(&mut observation);
         let mut capabilities = capabilities_fixture(&[Ability::Bandwidth]);
         capabilities.bandwidth = [0, 1].map(|id| (CacheId(id), self.support)).to_vec();
@@ -354,6 +357,7 @@ fn a_refused_limit_is_not_taken_for_one_in_force() {
             }
         }
     };
+
     let mut scene = Scene::new(PERCENT);
     scene.decide_until_limited();
     assert_eq!(scene.decide(refuse(true)), [(1, 0, 50)]);
@@ -440,6 +444,7 @@ fn a_limit_in_bytes_needs_counted_traffic() {
             .find(|limits| !limits.is_empty())
     };
     let misses = CounterEvent::Misses(CacheLevel::L3);
+
     // 8 GB/s are 64 eighths.
     assert_eq!(
         limited(EIGHTHS, CounterEvent::MemoryBytes),

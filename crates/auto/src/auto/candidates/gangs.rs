@@ -33,6 +33,7 @@ impl SiteTasks<'_> {
         if self.members.len() <= cpus || !self.members.iter().all(can_be_ganged) || cpus < 2 {
             return None;
         }
+
         let can_take_turns = problem.min_slice_ns.is_some_and(|ns| ns <= QUANTUM_NS);
         let mut best_key = self.key(&[], None);
         let mut best_rotation = None;
@@ -41,6 +42,7 @@ impl SiteTasks<'_> {
             if !can_take_turns || !is_short || self.search.is_spent() {
                 break;
             }
+
             let rotation = GangRotation {
                 slice_ns: QUANTUM_NS,
                 gangs,
@@ -67,6 +69,7 @@ impl SiteTasks<'_> {
                 model.misses_at(bytes) / model.solo_cycles(bytes)
             })
         };
+
         let space_need = |index: usize| {
             self.program(index).map_or(0.0, |model| {
                 model.cycles_per_instr_at(bytes / 8.0, 0.0, 0.0) / model.solo_cycles(bytes)
@@ -78,6 +81,7 @@ impl SiteTasks<'_> {
                 .map(<[usize]>::to_vec)
                 .collect::<Vec<_>>()
         };
+
         let even_gangs = |ordered_members: &[usize]| {
             let gangs = ordered_members.len().div_ceil(cpus);
             ordered_members
@@ -85,6 +89,7 @@ impl SiteTasks<'_> {
                 .map(<[usize]>::to_vec)
                 .collect::<Vec<_>>()
         };
+
         // Each gang has one task that needs much space, together with tasks of low pressure.
         let deal_into_gangs = |ordered_members: &[usize]| {
             let gang_count = ordered_members.len().div_ceil(cpus);
@@ -98,8 +103,10 @@ impl SiteTasks<'_> {
                 }]
                 .push(index);
             }
+
             gangs
         };
+
         let (by_pressure, by_space_need) = (sorted_by(&pressure), sorted_by(&space_need));
         vec![
             full_gangs(&by_pressure),

@@ -302,6 +302,7 @@ impl PlanSearch<'_> {
             false if tasks <= cores => site.cores,
             false => fair_share(site.cpus.count()).max(site.cores),
         };
+
         self.problem
             .sites
             .iter()
@@ -334,6 +335,7 @@ impl PlanSearch<'_> {
             let members = layout.known_tasks_on(self.problem, site);
             let site_tasks = SiteTasks::new(self, &layout.site_by_task, site, &members);
             change(&site_tasks, &mut new_layout);
+
             // Partitions and rotations apply to tasks that stay on the site.
             if !new_layout.partitions[site].is_empty() || new_layout.rotations[site].is_some() {
                 for &index in members
@@ -344,6 +346,7 @@ impl PlanSearch<'_> {
                 }
             }
         }
+
         new_layout
     }
 
@@ -492,6 +495,7 @@ mod tests {
         for (at, problem_task) in problem.tasks.iter_mut().enumerate() {
             problem_task.last_site = Some(at / 4);
         }
+
         let pair = [0, 2];
         let parted = |problem: &PlanningProblem| {
             let memo = ScoreCache::new(problem);

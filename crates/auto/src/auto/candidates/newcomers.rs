@@ -59,6 +59,7 @@ impl PlanSearch<'_> {
             let Some(site) = self.insert(index, &open_sites, &mut assignment) else {
                 continue;
             };
+
             for partitions in &mut layout.partitions {
                 for partition in partitions.iter_mut() {
                     partition.members.retain(|&member| member != index);
@@ -68,6 +69,7 @@ impl PlanSearch<'_> {
             (layout.site_by_task[index], layout.is_pinned[index]) = (Some(site), true);
             joined_sites.push(site);
         }
+
         joined_sites
     }
 }

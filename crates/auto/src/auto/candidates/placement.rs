@@ -43,6 +43,7 @@ impl PlanSearch<'_> {
                 load_by_site[site] += weights[index];
             }
         }
+
         let load_key = |site: usize, load: f64| {
             // The bits of numbers that are not negative are ordered as the numbers.
             (
@@ -54,6 +55,7 @@ impl PlanSearch<'_> {
             .filter(|&site| free_seats[site] > 0)
             .map(|site| load_key(site, load_by_site[site]))
             .collect();
+
         let mut site_by_task = default.site_by_task.clone();
         for index in movable_tasks {
             let Some((_, site)) = open_sites.pop_first() else {
@@ -98,6 +100,7 @@ impl PlanSearch<'_> {
         let mut best_key =
             self.comparator
                 .score_key(score(self.problem, &best_layout, self.score_cache));
+
         let mut remaining_scores = MAX_TRAFFIC_SCORES;
         let mut has_improved = true;
         while has_improved {
@@ -118,6 +121,7 @@ impl PlanSearch<'_> {
                 }
             }
         }
+
         best_layout
     }
 
@@ -132,6 +136,7 @@ impl PlanSearch<'_> {
         let Some(site) = layout.site_by_task[index] else {
             return Vec::new();
         };
+
         let mut neighbors = Vec::new();
         for other_site in (0..seats_per_site.len())
             .filter(|&other| other != site && !self.problem.is_closed(other))
@@ -174,6 +179,7 @@ impl PlanSearch<'_> {
         let Some(from_site) = assignment.site_by_task[index] else {
             return false;
         };
+
         let key_before = self.comparator.score_key(total_score(&assignment.scores));
         for to_site in (0..assignment.scores.len()).filter(|&site| site != from_site) {
             let residents = &assignment.residents[to_site];
@@ -192,6 +198,7 @@ impl PlanSearch<'_> {
                 assignment.undo(task_move, previous_scores);
             }
         }
+
         false
     }
 
@@ -221,6 +228,7 @@ impl PlanSearch<'_> {
             }
             assignment.undo(task_move, previous_scores);
         }
+
         self.apply_move(best_move?, assignment);
         best_move.map(|task_move| task_move.to_site)
     }
@@ -408,6 +416,7 @@ mod tests {
                 .unwrap();
             (best.layout.site_by_task, default, value(best.score))
         };
+
         let (sites, default, best) = best_candidate(&[(1, 0), (0, 1), (0, 0), (1, 1)]);
         assert_eq!(sites, [1, 0, 0, 1].map(Some));
         // One miss per 67 instructions takes 50 cycles near and 100 far, everything else takes 1 cycle: 1.75 over 2.5
@@ -437,6 +446,7 @@ mod tests {
                 let (model, bytes) = (problem.tasks[index].program.as_ref().unwrap(), problem.sites[0].bytes);
                 model.cpu_demand * model.misses_at(0.5 * bytes) / model.solo_cycles(bytes)
             };
+
             let mut ordered_tasks = search.movable_tasks();
             ordered_tasks.sort_by(|&a, &b| weight_of(b).total_cmp(&weight_of(a)).then(a.cmp(&b)));
             let (mut seats, mut loads) = (search.seats_per_site(), [0.0; 4]);

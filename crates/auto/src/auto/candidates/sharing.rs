@@ -28,6 +28,7 @@ impl PlanSearch<'_> {
                 free_seats[site] = free_seats[site].saturating_sub(1);
             }
         }
+
         for members in &ordered_clusters {
             let present_members = |site: usize| {
                 members
@@ -35,6 +36,7 @@ impl PlanSearch<'_> {
                     .filter(|&&at| default.site_by_task[at] == Some(site))
                     .count()
             };
+
             let fitting_members = |site: usize| free_seats[site].min(members.len());
             let best_site = (0..free_seats.len()).reduce(|a, b| {
                 if (fitting_members(b), present_members(b))
@@ -46,6 +48,7 @@ impl PlanSearch<'_> {
                 }
             });
             let Some(site) = best_site else { continue };
+
             for &index in members {
                 let target = if free_seats[site] > 0 {
                     Some(site)
@@ -58,6 +61,7 @@ impl PlanSearch<'_> {
                 }
             }
         }
+
         for index in movable_tasks
             .into_iter()
             .filter(|&index| self.problem.tasks[index].cluster.is_none())

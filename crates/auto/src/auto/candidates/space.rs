@@ -27,6 +27,7 @@ pub fn unit_steps(
         let Some(partition_units) = problem.sites[site].partition_units else {
             continue;
         };
+
         for giver in 0..partitions.len() {
             let spare_units = partitions[giver]
                 .units
@@ -44,6 +45,7 @@ pub fn unit_steps(
             }
         }
     }
+
     steps
 }
 
@@ -74,6 +76,7 @@ impl SiteTasks<'_> {
         if site_processes.len() < 2 || self.search.is_spent() {
             return Vec::new();
         }
+
         let mut best_key_and_partitions = (self.key(&[], None), Vec::new());
         let mut consider_partition = |partitions: Vec<PartitionMembers>| {
             if self.search.is_spent() {
@@ -87,11 +90,13 @@ impl SiteTasks<'_> {
         self.pooled_partitions(&partition_units, &site_processes)
             .into_iter()
             .for_each(&mut consider_partition);
+
         if site_processes.len() <= MAX_EXCLUSIVE_PARTITIONS {
             self.exclusive_partitions(&partition_units, &site_processes)
                 .into_iter()
                 .for_each(&mut consider_partition);
         }
+
         if best_key_and_partitions.1.is_empty() {
             best_key_and_partitions.1
         } else {
@@ -122,6 +127,7 @@ impl SiteTasks<'_> {
             .iter()
             .map(|(_, tasks)| space_need(tasks))
             .collect();
+
         let mut ordered_processes: Vec<usize> = (0..processes.len()).collect();
         ordered_processes.sort_by(|&a, &b| {
             needs_by_process[a]
@@ -142,6 +148,7 @@ impl SiteTasks<'_> {
         if partition_units.max_shares() < 2 || units < 2 * min_units {
             return Vec::new();
         }
+
         let mut sizes: Vec<u32> =
             [min_units, 2 * min_units, units / 8, units / 4, units / 2].to_vec();
         sizes.retain(|&size| size >= min_units && size + min_units <= units);
@@ -180,6 +187,7 @@ impl SiteTasks<'_> {
         if units > MAX_EXACT_UNITS {
             return Vec::new();
         }
+
         let bytes = self.cache_site().bytes;
         let cost_of_units = |tasks: &[usize], unit_count: u32| -> f64 {
             let bytes_per_task =
@@ -193,6 +201,7 @@ impl SiteTasks<'_> {
             };
             tasks.iter().filter_map(task_cost).sum()
         };
+
         let ordered_processes = self.order_by_need(partition_units, processes);
         let mut candidates = Vec::new();
         for pool_size in 0..processes.len().saturating_sub(1) {
@@ -245,12 +254,14 @@ impl SiteTasks<'_> {
             if self.search.is_spent() {
                 break;
             }
+
             let mut best_step = None;
             for giver in 0..best.1.len() {
                 for receiver in (0..best.1.len()).filter(|&receiver| receiver != giver) {
                     if best.1[giver].units < partition_units.min_units() + step {
                         continue;
                     }
+
                     let mut partitions = best.1.clone();
                     partitions[giver].units -= step;
                     partitions[receiver].units += step;
@@ -265,12 +276,14 @@ impl SiteTasks<'_> {
                     }
                 }
             }
+
             match best_step {
                 Some(new_best) => best = new_best,
                 None if step > 1 => step /= 2,
                 None => break,
             }
         }
+
         best.1
     }
 }

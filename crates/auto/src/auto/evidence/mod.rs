@@ -94,6 +94,7 @@ impl TaskEvidence {
                 .filter(|speed| speed.is_current)?;
             Some((speed.misses_per_instr?, speed.windows))
         };
+
         for (index, problem_task) in problem.tasks.iter().enumerate() {
             let Some(bytes) = problem.exclusive_bytes(layout, index) else {
                 continue;
@@ -136,6 +137,7 @@ impl TaskEvidence {
         if self.last_plan.as_ref().is_some_and(is_same) {
             return BTreeSet::new();
         }
+
         let new_plan = Plan {
             probes: Vec::new(),
             penalties: Vec::new(),
@@ -144,6 +146,7 @@ impl TaskEvidence {
         let Some(old_plan) = self.last_plan.replace(new_plan) else {
             return BTreeSet::new();
         };
+
         let mut changed_sites: BTreeSet<usize> = BTreeSet::new();
         for (first_plan, second_plan) in [(&old_plan, plan), (plan, &old_plan)] {
             let shares = first_plan
@@ -196,6 +199,7 @@ impl TaskEvidence {
         if !view.live_tasks().any(has_remote_stalls) {
             return;
         }
+
         // One cache of each process, and whether the process also ran on others.
         let mut process_sites: BTreeMap<ProcessId, (usize, bool)> = BTreeMap::new();
         let sited_samples = || {

@@ -138,12 +138,14 @@ impl ProbePlanner {
         self.first_traces
             .retain(|(task, _)| live_tasks.contains(task));
         self.clusters.retain(|task, _| live_tasks.contains(task));
+
         // Every live task has an entry, so that none is left of others if the numbers are equal.
         if self.ran_ns_by_task.len() > live_tasks.len() {
             self.ran_ns_by_task
                 .retain(|task, _| live_tasks.contains(task));
         }
         let now_ns = view.observation.span.end_ns();
+
         for (task, task_probe) in &mut self.probes_by_task {
             let has_curve = curves.has_curve(view, *task);
             let entry_count = trace_entries_of(&task_probe.request.0);
@@ -157,6 +159,7 @@ impl ProbePlanner {
                 self.first_traces.insert((*task, phase_key(phase)));
             }
         }
+
         if let Some(probe) = self.request_rows(view, sites, limits, now_ns) {
             // The rows of this probe keep other tasks off their CPUs, so no other probe would be answered.
             return vec![probe];
@@ -199,6 +202,7 @@ impl ProbePlanner {
         if let Some((probe, _)) = &self.row_probe {
             return Some(probe.clone());
         }
+
         let is_paid = self.ledger.excess_ns(limits.max_share) <= 0.0;
         self.service_pauses.last_service = None;
         let kind = self
@@ -229,6 +233,7 @@ impl ProbePlanner {
         self.solo_requested
             .retain(|task, _| view.live_tasks().any(|sample| sample.task == *task));
         let cpu_sites = CpuSites::from_sites(sites);
+
         let is_due = |seen: &&TaskSample| {
             let phase = view
                 .profiles
@@ -422,6 +427,7 @@ impl ProbePlanner {
         if !view.capabilities.has_ability(Ability::SampleAccesses) {
             return None;
         }
+
         if let Some(open) = self.sharing_probe.take() {
             if !is_awaited(view, &open) {
                 self.update_clusters(view, &open.0);
@@ -429,6 +435,7 @@ impl ProbePlanner {
             }
             return Some(self.sharing_probe.insert(open).0.clone());
         }
+
         let remote_stall_share_of = |seen: &TaskSample| {
             let speed = speeds.observed_speed(seen.task)?;
             Some(speed.remote_cycles_per_instr? / speed.cycles_per_instr)
@@ -441,6 +448,7 @@ impl ProbePlanner {
                 processes.push(seen.process);
             }
         }
+
         let threads: Vec<TaskId> = view
             .live_tasks()
             .filter(|sample| processes.contains(&sample.process))
@@ -452,11 +460,13 @@ impl ProbePlanner {
                 return None;
             }
         }
+
         let is_paid_for =
             self.ledger.excess_ns(limits.max_share) <= 0.0 || self.last_sampling.is_none();
         if threads.len() < 2 || !is_paid_for {
             return None;
         }
+
         let max_samples = limits
             .samples_per_thread
             .saturating_mul(threads.len() as u32);
@@ -478,6 +488,7 @@ impl ProbePlanner {
         let ProbeKind::AccessSamples { processes, .. } = &probe.kind else {
             return;
         };
+
         let sharing_map_of = |sample: &TaskSample| {
             view.profiles
                 .get(&sample.task)
@@ -488,6 +499,7 @@ impl ProbePlanner {
             if !processes.contains(&sample.process) {
                 continue;
             }
+
             let is_machine_wide = sharing_map_of(sample).is_some_and(|map| map.machine_wide);
             let filter = (!is_machine_wide).then_some(sample.process);
             match comparable_threads
@@ -500,6 +512,7 @@ impl ProbePlanner {
         }
         let mut clusters = BTreeMap::new();
         let mut first_cluster = 0;
+
         for (_, members) in comparable_threads {
             let maps: Vec<ThreadMap<'_>> = members
                 .iter()
@@ -520,6 +533,7 @@ impl ProbePlanner {
             let method = ClusteringMethod::CoClusters;
             let mut cluster_by_thread =
                 find_clusters(method, &maps, &criteria, threshold).cluster_by_thread;
+
             let fetch_share = |thread: usize, partner: usize| {
                 let profile = view.profiles.get(&members[thread].task);
                 profile
@@ -532,6 +546,7 @@ impl ProbePlanner {
             }
             first_cluster += cluster_count(&cluster_by_thread);
         }
+
         if !clusters.is_empty() {
             self.clusters = clusters;
         }
@@ -608,6 +623,7 @@ fn choose_sample_period(view: &View<'_>, processes: &[ProcessId], max_share: f64
         }
         if run_time > 0.0 { hits / run_time } else { 0.0 }
     };
+
     let highest_rate = processes.iter().map(remote_hit_rate).fold(0.0, f64::max);
     libm::ceil(highest_rate * SAMPLE_COST_NS / max_share.max(1e-6)).clamp(1.0, 1e6) as u32
 }
@@ -630,6 +646,7 @@ mod tests {
         observation.tasks[0].on_cpu_ns = vec![(cachemate_core::CpuId(0), 100)];
         observation.tasks[1].on_cpu_ns = vec![(cachemate_core::CpuId(1), 5)];
         let (busy, idle) = (observation.tasks[0].task, observation.tasks[1].task);
+
         let quiet = |probes: &[ProbeKind]| {
             let mut plan = cachemate_core::Plan::idle(cachemate_core::WindowLength::Time { ns: 1 });
             let probe = |probe_kind: &ProbeKind| ProbeRequest {
@@ -648,6 +665,7 @@ mod tests {
                 verdicts: &(),
             })
         };
+
         let watched = |task: TaskId| ProbeKind::ReuseTimes { task, locations: 1 };
         let traced = ProbeKind::MissTrace {
             task: idle,
@@ -817,6 +835,7 @@ mod tests {
             complete_clusters(&mut clusters, &maps, fetch_share);
             clusters
         };
+
         let expected = [Some(0), Some(0), Some(0), None];
         assert_eq!(completed([Some(0), Some(0), None, None], 0.0), expected);
         assert_eq!(completed([None; 4], 0.0), expected);

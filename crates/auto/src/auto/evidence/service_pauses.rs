@@ -50,9 +50,11 @@ impl ServicePauses {
         {
             return None;
         }
+
         let windows = activities_by_service(view.observation, view.topology);
         let level = view.topology.last_level()?;
         let has_promise = |activity: &ServiceActivity<'_>| activity.live_tasks().any(is_promised);
+
         let (cache, service, _) = view
             .topology
             .last_level_caches()
@@ -70,6 +72,7 @@ impl ServicePauses {
                             .iter()
                             .any(|task| task.has_run() && runs_on(task, cache))
                 };
+
                 let total: f64 = windows.values().map(fetched).sum();
                 let suspects = windows.iter().filter(|(service, activity)| {
                     let is_movable = activity.live_tasks().any(|task| !task.unmovable);
@@ -87,6 +90,7 @@ impl ServicePauses {
                     .then_some((cache, service, lines))
             })
             .max_by(|a, b| a.2.total_cmp(&b.2))?;
+
         self.paused_ns.insert((**service).clone(), now_ns);
         self.last_service = Some((**service).clone());
         // Tasks that did not run may run during the probe.
@@ -152,6 +156,7 @@ mod tests {
             task.on_cpu_ns = vec![(CpuId(index as u32), 1_000)];
             task.counts = EventCounts::exact([(CounterEvent::Misses(CacheLevel::L3), lines)]);
         }
+
         fixture.observation.tasks[0].goal = Some(Goal {
             max_slowdown: Some(0.05),
             ..Goal::default()

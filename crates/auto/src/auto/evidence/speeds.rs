@@ -163,11 +163,13 @@ impl SpeedTracker {
         {
             return;
         }
+
         let is_traced = |task: TaskId| {
             previous_plan.probes.iter().any(
                 |probe| matches!(probe.kind, ProbeKind::MissTrace { task: traced_task, .. } if traced_task == task),
             )
         };
+
         for task in observation
             .tasks
             .iter()
@@ -182,6 +184,7 @@ impl SpeedTracker {
             else {
                 continue;
             };
+
             let sums = self.current_sums.entry(task.task).or_default();
             let (phase_number, kind) = phase_of(task.task);
             if sums.phase != phase_number {
@@ -191,6 +194,7 @@ impl SpeedTracker {
                     ..DecayingSums::default()
                 };
             }
+
             if sums.kind != kind {
                 // Windows before this one may span two phases.
                 if let Some(earlier_sums) =
@@ -209,6 +213,7 @@ impl SpeedTracker {
                 }
                 sums.kind = kind;
             }
+
             if is_replanned(task.task) {
                 (sums.plan_number, sums.windows, sums.is_of_earlier_plan) =
                     (sums.plan_number + 1, 0, true);
@@ -220,6 +225,7 @@ impl SpeedTracker {
                     ..DecayingSums::default()
                 };
             }
+
             sums.windows += u32::from(!sums.is_of_earlier_plan);
             let ran_ns = task.ran_ns();
             let demanded_ns = ran_ns as f64 + task.run_queue_wait_ns.unwrap_or(0) as f64;
@@ -228,6 +234,7 @@ impl SpeedTracker {
             } else {
                 DECAY
             };
+
             let elapsed_ns = observation.span.elapsed_ns as f64;
             let reported_elapsed_ns = task.progress.map_or(0.0, |_| elapsed_ns);
             for (sum, addend) in [
@@ -243,6 +250,7 @@ impl SpeedTracker {
             }
             let count = |event| task.counts.get(event);
             use CounterEvent::StallCycles;
+
             for (rate, events) in [
                 (&mut sums.misses, count(CounterEvent::Misses(level))),
                 (&mut sums.references, count(CounterEvent::References(level))),
@@ -263,6 +271,7 @@ impl SpeedTracker {
             ] {
                 rate.add(events, instructions, decay);
             }
+
             if let Some(kind) = sums.kind {
                 self.sums_by_kind.insert((task.task, kind), sums.clone());
             }
@@ -297,6 +306,7 @@ impl SpeedTracker {
                 .zip(misses.filter(|&rate| rate > 1e-7))
                 .map(|(a, b)| a / b)
         };
+
         Some(ObservedSpeed {
             cycles_per_instr: sums.cycles / sums.instructions,
             misses_per_instr: misses,

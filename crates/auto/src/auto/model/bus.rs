@@ -38,6 +38,7 @@ pub fn task_lines(
 ) -> LineSource {
     let unqueued_cycles = cycles_per_instr - misses_per_instr * wait_cycles;
     let lines = misses_per_instr * lines_per_miss;
+
     LineSource {
         cycles: unqueued_cycles.max(MIN_UNQUEUED_SHARE * cycles_per_instr),
         lines,
@@ -141,6 +142,7 @@ fn service_time_for_wait(measured_wait: f64, sources: &[LineSource]) -> f64 {
             low = middle
         }
     }
+
     0.5 * (low + high)
 }
 

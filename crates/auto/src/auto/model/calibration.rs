@@ -63,12 +63,14 @@ impl PlanningProblem {
         measured_misses_of: impl Fn(TaskId) -> Option<f64>,
     ) {
         let forecasts = forecast_speeds(self, current_layout, &ScoreCache::default());
+
         for (index, forecast) in forecasts.into_iter().enumerate() {
             let Some((bytes, forecast_speed)) =
                 self.partition_bytes(current_layout, index).zip(forecast)
             else {
                 continue;
             };
+
             let problem_task = &mut self.tasks[index];
             if let Some((program, misses)) = problem_task
                 .program
@@ -77,6 +79,7 @@ impl PlanningProblem {
             {
                 program.calibrate(forecast_speed.occupancy_bytes, bytes, misses);
             }
+
             let site = current_layout.site_by_task[index].map(|site| &self.sites[site]);
             if let Some((program, site)) = self.tasks[index].program.as_mut().zip(site) {
                 let queue_cycles = self
@@ -97,12 +100,14 @@ impl PlanningProblem {
         measured_cycles_of: impl Fn(TaskId) -> Option<f64>,
     ) {
         let forecasts = forecast_speeds(self, current_layout, &ScoreCache::default());
+
         for (index, forecast) in forecasts.into_iter().enumerate() {
             let Some((_, forecast_speed)) =
                 self.partition_bytes(current_layout, index).zip(forecast)
             else {
                 continue;
             };
+
             let problem_task = &mut self.tasks[index];
             if let Some((program, measured_cycles)) = problem_task
                 .program
@@ -130,6 +135,7 @@ impl PlanningProblem {
         if !self.known_tasks().any(has_promised_rate) {
             return;
         }
+
         let forecast = forecast_speeds(self, current_layout, &ScoreCache::default());
         for (problem_task, speed) in self.tasks.iter_mut().zip(forecast) {
             let Some((program, speed)) = problem_task.program.as_mut().zip(speed) else {

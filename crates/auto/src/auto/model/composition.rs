@@ -70,6 +70,7 @@ pub fn compose(occupants: &[CacheOccupant<'_>], cache_bytes: f64) -> Vec<TaskPer
     } else {
         CO_RUN_ROUNDS
     };
+
     // The last root is close to the next one.
     let mut cursor = FootprintCursor::new(occupants.len());
     for _ in 0..rounds {
@@ -117,6 +118,7 @@ impl CacheOccupant<'_> {
                 ..within_turn
             };
         }
+
         TaskPerformance {
             cycles_per_instr,
             misses_per_instr: within_turn.misses_per_instr + lines / instr_per_turn,
@@ -186,6 +188,7 @@ fn compose_co_runners(
         .zip(occupants.iter().zip(cycles))
         .for_each(|(rate, (member, cycles))| *rate = member.cpu_share / cycles);
     let mut lower_bound = 0.0;
+
     for step in 0..=MAX_STEPS {
         let (mut sum, mut slope) = (0.0, 0.0);
         for (index, occupant) in occupants.iter().enumerate() {
@@ -205,6 +208,7 @@ fn compose_co_runners(
         {
             break;
         }
+
         if free_bytes > 0.0 {
             lower_bound = cursor.cycles;
         }
@@ -216,6 +220,7 @@ fn compose_co_runners(
             lower_bound
         };
     }
+
     performances.clear();
     performances.extend(
         occupants

@@ -32,6 +32,7 @@ impl DecidedPlan {
                 plan.gangs.push(schedule);
             }
         }
+
         let allowed_cpus = |sample: &TaskSample| match sample.unmovable {
             true => sample.on_cpu_ns.iter().map(|(cpu, _)| cpu.0).collect(),
             false => plan
@@ -81,6 +82,7 @@ pub fn drop_starving_schedules(
         return;
     }
     let allowed_cpus_by_task: Vec<(TaskId, CpuSet)> = allowed_cpus.into_iter().collect();
+
     loop {
         let ganged_cpus: CpuSet = gangs
             .iter()

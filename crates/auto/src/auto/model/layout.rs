@@ -106,6 +106,7 @@ impl SiteLayout {
         } else {
             problem.index_by_task()
         };
+
         let mut layout = SiteLayout::without_partitions(problem, Vec::new(), false);
         let pinned_sites: Vec<Option<usize>> = problem
             .tasks
@@ -119,6 +120,7 @@ impl SiteLayout {
             .map(|(problem_task, pinned_site)| pinned_site.or(problem_task.last_site))
             .collect();
         layout.is_pinned = pinned_sites.iter().map(Option::is_some).collect();
+
         for schedule in &plan.gangs {
             let Some(site) = problem
                 .sites
@@ -127,6 +129,7 @@ impl SiteLayout {
             else {
                 continue;
             };
+
             let members = |gang: &Gang| {
                 gang.members
                     .iter()
@@ -139,6 +142,7 @@ impl SiteLayout {
                 gangs,
             });
         }
+
         for share in &plan.shares {
             let Some(site) = problem
                 .sites
@@ -158,6 +162,7 @@ impl SiteLayout {
                 units: share.units.set().count(),
             });
         }
+
         layout
     }
 
@@ -198,6 +203,7 @@ impl SiteLayout {
                 (false, Some(site)) => problem.sites[site].cpus.clone(),
                 (false, None) => CpuSet::default(),
             };
+
         plan.gangs.extend(
             (0..problem.sites.len()).filter_map(|site| self.build_gang_schedule(problem, site)),
         );
@@ -223,6 +229,7 @@ impl SiteLayout {
                 .collect(),
             slices: 1,
         };
+
         let is_feasible = rotation
             .gangs
             .iter()
@@ -230,6 +237,7 @@ impl SiteLayout {
         if !is_feasible || rotation.gangs.len() < 2 {
             return None;
         }
+
         let gangs = rotation.gangs.iter().map(build_gang).collect();
         Some(GangSchedule {
             cpus: cpus.clone(),
@@ -253,6 +261,7 @@ impl SiteLayout {
         else {
             return;
         };
+
         let uses_colors = matches!(partition_units, PartitionSupport::Colors { .. });
         let mut shares: Vec<(GroupId, Vec<ShareMember>, u32)> = Vec::new();
         for group in partitions.iter().filter(|group| !group.members.is_empty()) {
@@ -343,6 +352,7 @@ impl SiteLayout {
                 members.push(member);
             }
         }
+
         members
     }
 }
@@ -447,6 +457,7 @@ mod tests {
         if !knows_thread {
             tasks[2].program = None;
         }
+
         let sites = vec![CacheSite {
             partition_units,
             ..site_fixture(0, 4)

@@ -62,6 +62,7 @@ impl PriorObservations<'_> {
         let Some((site, pages)) = site.zip(task.pages_per_node.as_deref()) else {
             return MemoryDistance::default();
         };
+
         let factor_of_node = |node: usize| {
             view.topology
                 .memory_factor(node as u32, pages)
@@ -94,6 +95,7 @@ impl PlanningProblem {
         let sites = prior.sites.to_vec();
         let cpu_sites = CpuSites::from_sites(&sites);
         let largest_cache_bytes = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
+
         let line_bytes = view
             .topology
             .last_level_caches()
@@ -117,6 +119,7 @@ impl PlanningProblem {
             let local_partners = partners.clone().filter(|(_, other)| *other == site);
             Some(local_partners.count() as f64 / partners.count().max(1) as f64)
         };
+
         let mut process_sites: Vec<(ProcessId, Option<usize>)> = sited_tasks
             .iter()
             .map(|(task, site)| (task.process, *site))
@@ -128,6 +131,7 @@ impl PlanningProblem {
             .filter(|pair| pair[0] == pair[1])
             .map(|pair| pair[0])
             .collect();
+
         let build_problem_task = |&(task, site): &(&TaskSample, Option<usize>)| {
             let model_inputs = |profile, speed| ModelInputs {
                 memory: PriorObservations::memory_distance(
@@ -143,6 +147,7 @@ impl PlanningProblem {
                 line_bytes,
                 local_partner_share: local_partner_share(task, site).unwrap_or(0.0),
             };
+
             let profile_and_speed = || {
                 prior
                     .curves
@@ -154,6 +159,7 @@ impl PlanningProblem {
                     ProgramModel::from_inputs(&model_inputs(profile, speed))
                 })
             };
+
             ProblemTask {
                 task: task.task,
                 process: task.process,
@@ -166,6 +172,7 @@ impl PlanningProblem {
                     && thread_sites.contains(&(task.process, site)),
             }
         };
+
         let tasks: Vec<ProblemTask> = sited_tasks.iter().map(build_problem_task).collect();
         let cycles_per_ns = cycles_per_ns(view).unwrap_or(1.0);
         let min_slice_ns = view.capabilities.min_slice_ns;
@@ -199,6 +206,7 @@ impl PlanningProblem {
         if sites.is_empty() {
             return;
         }
+
         self.closed_sites = (0..self.sites.len())
             .map(|site| sites.contains(&site))
             .collect();

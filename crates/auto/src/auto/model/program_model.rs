@@ -149,6 +149,7 @@ impl MemoryDistance {
         else {
             return (cycles_per_miss, Vec::new());
         };
+
         let queue_cycles = queue_cycles.clamp(0.0, cycles_per_miss);
         let nearest_cost = (cycles_per_miss - queue_cycles) / current_factor;
         (
@@ -182,6 +183,7 @@ impl ProgramModel {
             )
         };
         let errors = points.iter().map(rate_errors).collect();
+
         // With no resident lines, every reference misses, if the number of references is known.
         misses[0] = speed
             .references_per_instr
@@ -195,6 +197,7 @@ impl ProgramModel {
         curve_by_steps.settle(lines_per_step);
         let measured_misses = speed.misses_per_instr;
         let current_misses = measured_misses.unwrap_or(curve_by_steps.misses[STEPS]);
+
         // Counted stalls are those of the task's present node. A stated cost is that of near memory, for serialized
         // misses; if misses overlap, their total cost is at most the elapsed cycles.
         let current_factor = inputs
@@ -210,6 +213,7 @@ impl ProgramModel {
             .stall_cycles_per_miss
             .or_else(stated_penalty)?
             .max(0.0);
+
         let queue_cycles = speed
             .stall_cycles_per_miss
             .and(speed.queue_cycles_per_miss)
@@ -223,6 +227,7 @@ impl ProgramModel {
         let [rate, low, high] = rates_at(curve, inputs.largest_cache_bytes / 2.0);
         let curve_error = (0.5 * (high - low) / rate.max(1e-9) / 2.0).clamp(0.02, 0.5);
         let goal = inputs.goal.unwrap_or_default();
+
         let mut program = ProgramModel {
             curve: curve_by_steps,
             lines_per_step,
@@ -255,12 +260,14 @@ impl ProgramModel {
                         .map(|mpki| mpki.value / 1000.0),
                 }),
         };
+
         let (most, fewest) = (program.curve.misses[1], program.curve.misses[STEPS]);
         match measured_misses {
             Some(count) if count > most => program.add_unlogged_misses(most, count),
             Some(count) if count < fewest => program.add_unlogged_misses(fewest, count),
             _ => {}
         }
+
         let numbers = [
             program.base_cycles,
             program.cycles_per_miss,
@@ -455,6 +462,7 @@ impl ProgramModel {
             self.add_unlogged_misses(self.misses_at(composed_bytes), misses);
             self.unlogged = (1.0, 0.0);
         }
+
         self.shift_within_error(composed_bytes, misses);
         let (max_rate, min_rate) = (self.misses_at(0.0), self.misses_at(cache_bytes));
         let expected_misses = self.misses_at(composed_bytes);
@@ -463,6 +471,7 @@ impl ProgramModel {
         {
             return;
         }
+
         let rates = &self.curve.misses;
         let next_index = rates.partition_point(|&rate| rate > misses).clamp(1, STEPS);
         let (rate_before, rate_after) = (rates[next_index - 1], rates[next_index]);
@@ -539,6 +548,7 @@ impl ProgramModel {
             .misses_per_instr
             .unwrap_or(curve_solo_misses)
             .min(current_misses);
+
         let (step_bytes, lines_per_step) = (self.step_bytes, self.lines_per_step);
         let curve = &mut self.curve;
         for step in 0..=STEPS {
@@ -546,6 +556,7 @@ impl ProgramModel {
             if bytes <= composed_bytes {
                 continue;
             }
+
             let decline_left = if current_misses - curve_solo_misses > NOISE_SHARE * current_misses
             {
                 ((curve.misses[step] - curve_solo_misses) / (current_misses - curve_solo_misses))
@@ -555,6 +566,7 @@ impl ProgramModel {
             };
             curve.misses[step] = solo_misses + decline_left * (current_misses - solo_misses);
         }
+
         curve.rebuild_growth(lines_per_step);
         let current_cycles = self.base_cycles + current_misses * self.cycles_per_miss;
         let misses_beyond_solo = current_misses - solo_misses;
@@ -609,6 +621,7 @@ fn rates_near(curve: &SizeCurve, bytes: f64, next_position: &mut usize) -> [f64;
     {
         *next_position += 1;
     }
+
     let next_position = *next_position;
     let point_values = |index: usize| {
         [
@@ -620,6 +633,7 @@ fn rates_near(curve: &SizeCurve, bytes: f64, next_position: &mut usize) -> [f64;
     if next_position == 0 || next_position == curve.len() {
         return point_values(next_position.min(curve.len() - 1));
     }
+
     let fraction = (bytes - curve[next_position - 1].0 as f64)
         / (curve[next_position].0 - curve[next_position - 1].0).max(1) as f64;
     let (low, high) = (point_values(next_position - 1), point_values(next_position));

@@ -51,6 +51,7 @@ fn split_share(
     let Some(cluster) = problem.tasks[index].cluster else {
         return 1.0;
     };
+
     let (mut partners, mut split_partners) = (0.0, 0.0);
     for (partner, partner_task) in problem.tasks.iter().enumerate() {
         if partner != index && partner_task.cluster == Some(cluster) {
@@ -62,6 +63,7 @@ fn split_share(
             };
         }
     }
+
     if partners > 0.0 {
         split_partners / partners
     } else {
@@ -114,6 +116,7 @@ impl SiteScorer<'_> {
             key.push(members.len() as u64);
             key.extend(members.iter().map(|&index| numbers[index]));
         };
+
         key.push(self.partitions.len() as u64);
         for group in self.partitions {
             key.push(group.units.into());
@@ -260,6 +263,7 @@ impl SiteScorer<'_> {
                 self.cache_site().bytes,
             )];
         };
+
         let is_in =
             |group: &PartitionMembers, index: usize| group.members.contains(&self.members[index]);
         let unpartitioned_members: Vec<usize> = all_members
@@ -315,12 +319,14 @@ impl SiteScorer<'_> {
                 .min(1.0 - (1.0 - speed.relative_speed) * priority);
             score.unmet_goals += priority * shortfall_cost(speed.goal_shortfall(program));
         }
+
         let contains_promise = |group: &&PartitionMembers| {
             let has_goal = |(index, model): (&usize, &&ProgramModel)| {
                 group.members.contains(index) && model.goal.is_promised()
             };
             self.members.iter().zip(programs).any(has_goal)
         };
+
         let units = self
             .cache_site()
             .partition_units

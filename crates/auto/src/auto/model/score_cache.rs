@@ -50,6 +50,7 @@ impl ScoreCache {
             })
         };
         let numbers = (0..problem.tasks.len()).map(assign_number).collect();
+
         let previous_forecasts = if self.sites == problem.sites {
             self.current_forecasts
         } else {
@@ -79,6 +80,7 @@ impl ScoreCache {
         if let Some(forecast) = self.current_forecasts.borrow().get(&key) {
             return read(forecast);
         }
+
         let previous_forecast = self.previous_forecasts.borrow_mut().remove(&key);
         let forecast = previous_forecast.unwrap_or_else(compute);
         read(
@@ -168,6 +170,7 @@ pub mod tests {
                 first.iter().enumerate().map(|(id, &(last_site, share))| task_fixture(id as u32, last_site, share)).collect();
             let mut next = tasks.len() as u32;
             let (mut score_cache, mut previous_problem): (ScoreCache, Option<PlanningProblem>) = (ScoreCache::default(), None);
+
             for (step, at, share) in std::iter::once((9, 0, 0.0)).chain(then) {
                 let index = at % tasks.len();
                 match step {
@@ -177,6 +180,7 @@ pub mod tests {
                     3 => { tasks.push(task_fixture(next, index % 3, share)); next += 1; }
                     _ => {}
                 }
+
                 let sites = (0..3).map(|id| site_fixture(id, 2)).collect();
                 let problem = PlanningProblem { sites, tasks: tasks.clone(), cycles_per_ns: 2.0, bus: None, min_slice_ns: Some(1), closed_sites: Vec::new() };
                 let previous_positions = previous_problem.as_ref().map(PlanningProblem::index_by_task).unwrap_or_default();

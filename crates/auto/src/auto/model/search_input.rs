@@ -75,6 +75,7 @@ impl SearchInput {
         {
             return None;
         }
+
         let index_by_task = self.problem.index_by_task();
         let mut newcomers = BTreeSet::new();
         for (sample, &(task, phase, is_known)) in view.live_tasks().zip(stamp) {
@@ -192,6 +193,7 @@ impl SearchHistory {
             uses_counts,
             stamp: stamp.clone(),
         };
+
         match (last_results, newcomers) {
             (Some(last_results), Some(newcomers)) => {
                 input_builder.with_newcomers(last_results, &newcomers)
@@ -293,6 +295,7 @@ impl InputBuilder<'_, '_> {
         self.evidence
             .phase_changed_at
             .retain(|task, changed_at| window < *changed_at + PATIENCE_WINDOWS && is_unknown(task));
+
         let is_running = |task: TaskId| {
             self.evidence
                 .speeds
@@ -345,6 +348,7 @@ impl InputBuilder<'_, '_> {
                 self.match_counts(&mut optimistic, &current_layout);
                 Box::new(optimistic)
             });
+
         self.match_counts(&mut problem, &current_layout);
         let (previous_problem, score_cache) = last_results
             .map_or((None, ScoreCache::default()), |results| {
@@ -387,6 +391,7 @@ impl InputBuilder<'_, '_> {
         let mut problem =
             PlanningProblem::new(self.view, &self.prior_observations(), previous_model)?;
         self.close_unknown_sites(&mut problem);
+
         let newcomers: Vec<usize> = problem
             .known_tasks()
             .filter(|&index| new_tasks.contains(&problem.tasks[index].task))
@@ -448,6 +453,7 @@ mod tests {
                 100.0 * misses,
             ),
         ];
+
         let reading = |(event, count): (CounterEvent, f64)| EventCount {
             event,
             count: count as u64,
@@ -523,6 +529,7 @@ mod tests {
                 .iter()
                 .any(|reason| reason.text.contains("one newcomer was placed"))
         };
+
         for (tasks, expected) in [(30, [false, true, false]), (12, [false, false, false])] {
             let mut policy = build("min_gain = 1.0", 1).unwrap();
             let (mut window, mut plan) = (0, Plan::idle(WindowLength::Time { ns: 1_000_000_000 }));

@@ -33,6 +33,7 @@ pub fn cache_sites(view: &View<'_>) -> Vec<CacheSite> {
             .ok()
             .map(|index| &topology_cpus[index])
     };
+
     let build_site = |cache: &cachemate_core::Cache| {
         let cpus = cache.cpus.intersection(&online);
         let mut cores: Vec<u32> = cpus
@@ -42,6 +43,7 @@ pub fn cache_sites(view: &View<'_>) -> Vec<CacheSite> {
             .collect();
         cores.sort_unstable();
         cores.dedup();
+
         Some(CacheSite {
             cache: cache.id,
             cpus,
@@ -60,6 +62,7 @@ pub fn cache_sites(view: &View<'_>) -> Vec<CacheSite> {
             partition_units: PartitionSupport::preferred(view.partitions_of(cache.id)),
         })
     };
+
     caches
         .map(build_site)
         .collect::<Option<Vec<CacheSite>>>()

@@ -98,6 +98,7 @@ pub fn explain_unmet(
     if !problem.known_tasks().any(|index| has_goal(&index)) {
         return;
     }
+
     let [default_speeds, best_speeds] =
         [default, best].map(|layout| forecast_speeds(problem, layout, score_cache));
     let payers = slowed_tasks(problem, &default_speeds, &best_speeds);
@@ -109,6 +110,7 @@ pub fn explain_unmet(
         };
         reasons.push(unmet_goal.unmet_goal_reason(problem, (best, &best_speeds), removal, &payers));
     }
+
     if !payers.is_empty() {
         let mut tasks = Vec::new();
         let text = format!(
@@ -140,11 +142,13 @@ fn find_unmet_goals(
                 can_be_met_alone: true,
             });
         }
+
         let rates = program
             .goal
             .min_rate
             .zip(speed.current_and_solo_rates(program))
             .zip(program.rate);
+
         if let Some(((min, (rate, solo_rate)), counted)) = rates
             && rate < min * (1.0 - GOAL_TOLERANCE)
         {
@@ -162,6 +166,7 @@ fn find_unmet_goals(
             });
         }
     }
+
     unmet_goals
 }
 
@@ -203,6 +208,7 @@ fn programs_to_remove(
                 .goal_shortfall(program),
         )
     };
+
     while removed_tasks.len() < MAX_REMOVED {
         let shares_site = |index: &usize| {
             layout.site_by_task[*index] == layout.site_by_task[unmet_goal.task_index]
@@ -215,6 +221,7 @@ fn programs_to_remove(
                 .as_ref()
                 .map_or(0.0, |model| model.cpu_demand * model.misses_at(0.0))
         };
+
         let mut co_runners: Vec<usize> =
             reduced_problem.known_tasks().filter(shares_site).collect();
         co_runners.sort_by(|&a, &b| pressure_of(b).total_cmp(&pressure_of(a)).then(a.cmp(&b)));
@@ -234,6 +241,7 @@ fn programs_to_remove(
             return Some(removed_tasks);
         }
     }
+
     None
 }
 
@@ -252,6 +260,7 @@ fn name_payers(
         ));
         tasks.push(problem.tasks[*index].task);
     }
+
     let unnamed_count = payers.len().saturating_sub(MAX_NAMED_PAYERS);
     parts.join(", ")
         + &if unnamed_count > 0 {
@@ -288,6 +297,7 @@ impl UnmetGoal {
             None if self.can_be_met_alone => text += "; it needs fewer programs on the machine",
             None => text += "; only a lower goal can be met",
         }
+
         text += &self.describe_outranking(problem, best, best_speeds, &mut tasks);
         if payers.is_empty() {
             text += ", and no program is slowed for it";
@@ -325,6 +335,7 @@ impl UnmetGoal {
                 program.goal.is_promised() && speed.goal_shortfall(program) <= GOAL_TOLERANCE
             })
         };
+
         let site = layout.site_by_task[self.task_index];
         let outranking_tasks = problem.known_tasks().filter(|&index| {
             index != self.task_index && layout.site_by_task[index] == site && is_met(index)
@@ -434,6 +445,7 @@ mod tests {
             bytes: CACHE,
             partition_units: None,
         };
+
         let problem_task = |(index, (share, goal)): (usize, &(f64, Option<Goal>))| {
             let mut program = if *share > 0.0 {
                 uniform_program(share * CACHE, 0.02)
@@ -446,6 +458,7 @@ mod tests {
                 work: WorkMetric::Reported,
                 per_instr_per_cycle: 1e3,
             });
+
             let (task, process) = (TaskId(index as u32), ProcessId(index as u32));
             ProblemTask {
                 task,
@@ -457,6 +470,7 @@ mod tests {
                 must_stay: false,
             }
         };
+
         let (sites, tasks) = (
             (0..2).map(site).collect(),
             tasks.iter().enumerate().map(problem_task).collect(),
@@ -598,6 +612,7 @@ mod tests {
             let mut reasons = Vec::new();
             explain_unmet(&problem, &plans[0].layout, &plans[best].layout, &ScoreCache::default(), &mut reasons);
             let plan_speeds = forecast_speeds(&problem, &plans[best].layout, &ScoreCache::default());
+
             for (at, problem_task) in problem.tasks.iter().enumerate() {
                 let (program, speed) = (problem_task.program.as_ref().unwrap(), plan_speeds[at].unwrap());
                 let rate = program.goal.min_rate.zip(speed.current_and_solo_rates(program));
@@ -611,6 +626,7 @@ mod tests {
                 prop_assert_eq!(says("min_rate"), below, "{:?}", reasons);
                 prop_assert_eq!(says("max_slowdown"), slower, "{:?}", reasons);
             }
+
             for unmet_goal in find_unmet_goals(&problem, &plan_speeds).iter().filter(|short| short.can_be_met_alone) {
                 let Some(left_out) = programs_to_remove(&problem, &plans[best].layout, unmet_goal) else { continue };
                 prop_assert!(!left_out.is_empty() && !left_out.contains(&unmet_goal.task_index));

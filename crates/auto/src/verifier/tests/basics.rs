@@ -49,6 +49,7 @@ fn windows_in_force(
             program_sample(1, None, noisy()),
         ]
     };
+
     windows_with(
         &run(insistent_policy(), config, windows, machine),
         &pinned_plan(&[(0, 1)]),
@@ -113,6 +114,7 @@ fn steady_proxies_are_compared() {
             .first()
             .map(|&window| decisions[window].reasons[0].text.clone())
     };
+
     let text = reason(true).expect("a halving is noticed");
     assert!(
         text.contains("-50.0 %") && text.contains("1 of them judged by system calls"),
@@ -160,6 +162,7 @@ fn a_change_that_breaks_a_goal_is_rolled_back() {
                     (CounterEvent::Cycles, 1_000_000_000),
                 ])
             };
+
             let goal = Some(Goal {
                 max_slowdown: Some(0.05),
                 ..Goal::default()
@@ -169,6 +172,7 @@ fn a_change_that_breaks_a_goal_is_rolled_back() {
                 counts: counts(factor(own_factor)),
                 ..program_sample(0, None, 0.0)
             };
+
             let rates = RateFacts {
                 solo_instr_per_cycle: solo.map(Fact::oracle),
                 ..RateFacts::default()
@@ -183,8 +187,10 @@ fn a_change_that_breaks_a_goal_is_rolled_back() {
                 Profiles::from([(TaskId(0), profile)]),
             )
         };
+
         rollback_windows(&run_with_profiles(insistent_policy(), CONFIG, 35, machine)).len()
     };
+
     assert_eq!(
         verdicts(0.92, 2.0, None),
         1,
@@ -226,6 +232,7 @@ fn a_change_that_breaks_a_promised_rate_is_rolled_back() {
                 progress: reports.then(|| 500.0 * factor(own_factor)),
                 ..program_sample(id, None, 0.0)
             };
+
             let other_program = |id| TaskSample {
                 counts: count(factor(2.0)),
                 ..program_sample(id, None, 0.0)
@@ -236,8 +243,10 @@ fn a_change_that_breaks_a_promised_rate_is_rolled_back() {
                 .collect();
             (tasks, Profiles::new())
         };
+
         rollback_windows(&run_with_profiles(insistent_policy(), CONFIG, 35, machine)).len()
     };
+
     assert_eq!(
         verdicts(0.95, 1, false, 9.8e8),
         1,
@@ -302,6 +311,7 @@ fn nothing_is_changed_before_it_can_be_compared() {
     let windows_held = windows_with(&judged, &pinned_plan(&[(0, 1)]));
     // Window 0 does not count, because all processes arrived in it; windows 1 and 2 are the reference.
     assert_eq!(windows_held[0], 2, "{windows_held:?}");
+
     assert!(
         judged[..2]
             .iter()

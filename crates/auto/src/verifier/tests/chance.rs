@@ -14,6 +14,7 @@ fn count_rollbacks(factors: [f64; 4], noise: f64, alike: f64) -> usize {
                 idle_plan()
             }
         });
+
         let mut generator = SplitMix64::new(seed);
         let mut deviations = [0.0; 4];
         let machine = |_, plan: &Plan| {
@@ -31,6 +32,7 @@ fn count_rollbacks(factors: [f64; 4], noise: f64, alike: f64) -> usize {
         };
         !rollback_windows(&run(policy, GuardConfig::default(), 45, machine)).is_empty()
     };
+
     (0..1000).filter(|&seed| run_seed(seed)).count()
 }
 
@@ -75,6 +77,7 @@ fn a_certain_gain_of_a_noisy_program_counts_fully() {
         degrees_of_freedom: 23.0,
         goal_change: GoalChange::default(),
     };
+
     let is_worse = |noisy_error: f64| {
         let changes = [
             change(0, 0.006, 0.011),

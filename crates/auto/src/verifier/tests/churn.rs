@@ -94,6 +94,7 @@ fn newcomers_are_judged_by_their_own_reference() {
                 idle_plan()
             }
         });
+
         let machine = |window: u64, plan: &Plan| {
             let has_moved = !plan.affinity.is_empty();
             let newcomer = (window >= arrives)
@@ -105,6 +106,7 @@ fn newcomers_are_judged_by_their_own_reference() {
         };
         rollback_windows(&run(policy, GuardConfig::default(), 70, machine))
     };
+
     assert_eq!(verdicts(20), [46]);
     assert_eq!(
         verdicts(39),
@@ -128,6 +130,7 @@ fn plans_are_restored_for_live_tasks_only() {
             })
             .collect(),
     };
+
     let policy = ScriptedPolicy(|view: &View<'_>| {
         let live_tasks: Vec<u32> = view
             .observation
@@ -145,6 +148,7 @@ fn plans_are_restored_for_live_tasks_only() {
             }
         }
     });
+
     // Task 2 exits while the change is on trial.
     let machine = |window: u64, plan: &Plan| {
         let work = if plan.gangs.is_empty() && window > 2 {
@@ -161,6 +165,7 @@ fn plans_are_restored_for_live_tasks_only() {
             .chain(last)
             .collect()
     };
+
     let decisions = run(policy, GuardConfig::default(), 60, machine);
     assert_eq!(rollback_windows(&decisions), [46]);
     assert_eq!(decisions[46].plan.gangs, [gangs(&[0, 1])]);

@@ -11,6 +11,7 @@ fn verdicts_of(honest: &[f64], mut lies: impl FnMut() -> Vec<f64>, liar_user: u3
             idle_plan()
         }
     });
+
     let machine = |_, plan: &Plan| {
         let has_moved = !plan.affinity.is_empty();
         let factor = |factor: f64| 100.0 * if has_moved { factor } else { 1.0 };

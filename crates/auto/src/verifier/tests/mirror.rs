@@ -18,6 +18,7 @@ fn draw_topology(generator: &mut SplitMix64) -> Topology {
         [1 << 20, 2 << 20]
     };
     let nodes = 1 + generator.draw_below(2) as u32;
+
     for package in 0..2 {
         for _ in 0..1 + generator.draw_below(2) {
             let first = topology.cpus.len() as u32;
@@ -43,6 +44,7 @@ fn draw_topology(generator: &mut SplitMix64) -> Topology {
             });
         }
     }
+
     topology
 }
 
@@ -66,11 +68,13 @@ fn draw_plan(topology: &Topology, generator: &mut SplitMix64) -> Plan {
         };
         plan.affinity.insert(TaskId(task), cpus);
     }
+
     for cache in &topology.caches {
         let tasks_in_cache: Vec<TaskId> = (0..TASKS)
             .map(TaskId)
             .filter(|task| plan.affinity.get(task) == Some(&cache.cpus))
             .collect();
+
         if tasks_in_cache.len() > 1 && generator.draw_below(3) == 0 {
             let with_seat = |task| {
                 (
@@ -93,6 +97,7 @@ fn draw_plan(topology: &Topology, generator: &mut SplitMix64) -> Plan {
                 gangs,
             });
         }
+
         if !tasks_in_cache.is_empty() && generator.draw_below(2) == 0 {
             let units = match generator.draw_below(2) {
                 0 => Units::Ways {
@@ -103,6 +108,7 @@ fn draw_plan(topology: &Topology, generator: &mut SplitMix64) -> Plan {
                     migration: PageMigration::All,
                 },
             };
+
             let members = tasks_in_cache
                 .iter()
                 .map(|task| ShareMember::Task(*task))
@@ -116,6 +122,7 @@ fn draw_plan(topology: &Topology, generator: &mut SplitMix64) -> Plan {
             });
         }
     }
+
     plan
 }
 
@@ -150,6 +157,7 @@ fn symmetric_exchanges(topology: &Topology) -> Vec<(Vec<usize>, Vec<u32>)> {
                 node_and_package(b).0,
             )
     };
+
     let caches = topology.caches.len();
     let share_package = |a: usize, b: usize| node_and_package(a).1 == node_and_package(b).1;
     let preserves_topology = |permutation: &Vec<usize>| {
@@ -159,6 +167,7 @@ fn symmetric_exchanges(topology: &Topology) -> Vec<(Vec<usize>, Vec<u32>)> {
                     .all(|b| share_package(a, b) == share_package(permutation[a], permutation[b]))
         })
     };
+
     let mut symmetries = Vec::new();
     for permutation in permutations_of(caches)
         .into_iter()
@@ -243,6 +252,7 @@ proptest! {
         for (caches, cpus) in &exchanges {
             prop_assert!(refused(&exchange_places(&failed, caches, cpus)) || says_nothing);
         }
+
         // Another plan, or this one with a task elsewhere, on a mirrored place or on another one.
         for _ in 0..8 {
             let mut other_plan = if generator.draw_below(2) == 0 { draw_plan(&topology, generator) } else { failed.clone() };
@@ -309,6 +319,7 @@ fn the_mirror_image_of_a_rolled_back_plan_is_refused() {
         8..16 => bad.clone(),
         _ => mirror.clone(),
     });
+
     // Tasks 0 and 1 lose four fifths beside 2 and 3, on either cache.
     let machine = |_, plan: &Plan| {
         let harmed = !plan.affinity.is_empty();
@@ -323,6 +334,7 @@ fn the_mirror_image_of_a_rolled_back_plan_is_refused() {
     let decisions = run(policy, config, 60, machine);
     assert!(!windows_with(&decisions, &bad).is_empty(), "it was tried");
     assert_eq!(windows_with(&decisions, &mirror), Vec::<usize>::new());
+
     assert!(
         decisions[30]
             .reasons

@@ -65,6 +65,7 @@ pub fn topology_fixture() -> Topology {
         online: true,
         hertz: None,
     };
+
     let cache = |id: u32| Cache {
         id: CacheId(id),
         level: CacheLevel::L3,
@@ -93,6 +94,7 @@ pub fn run_with_profiles(
     let mut guard = Verifier::new(policy, config);
     let mut previous_plan = idle_plan();
     let mut decisions = Vec::new();
+
     for window in 0..windows {
         let (tasks, profiles) = machine(window, &previous_plan);
         let span = TimeSpan {
@@ -100,6 +102,7 @@ pub fn run_with_profiles(
             elapsed_ns: SECOND_NS,
             elapsed_cycles: None,
         };
+
         let (ended, applied) = (WindowEnd::Elapsed, AppliedPlan::default());
         let observation = Observation {
             window,
@@ -124,6 +127,7 @@ pub fn run_with_profiles(
         previous_plan = decision.plan.clone();
         decisions.push(decision);
     }
+
     decisions
 }
 

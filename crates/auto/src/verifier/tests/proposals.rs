@@ -25,6 +25,7 @@ impl Policy for ProposingPolicy<'_> {
             self.is_open = true;
             return propose(self.plan.clone(), self.method, self.goal_processes.clone());
         }
+
         let verification = if self.is_open {
             Verification::Pending
         } else {
@@ -74,6 +75,7 @@ fn run_proposal(
         is_open: false,
         verdicts: verdicts_seen,
     };
+
     let decisions = run(policy, guard, 200, |window, plan| {
         let is_new = plan.affinity.get(&TaskId(1)) == new_plan().affinity.get(&TaskId(1));
         let noise = (window * 7919 % 13) as f64;
@@ -132,6 +134,7 @@ fn a_plan_to_confirm_is_kept_only_if_it_is_faster() {
 #[test]
 fn a_plan_that_slows_others_is_kept_if_it_helps_the_goal() {
     let goal = ProcessId(0);
+
     for (goal_processes, factor, expected) in [
         (vec![goal], 1.1, VerificationOutcome::NotSlower),
         (vec![goal], 1.0, VerificationOutcome::Slower),
@@ -183,6 +186,7 @@ fn a_proposal_in_the_window_of_a_roll_back_is_refused() {
             }
         }
     }
+
     let mut outcomes = Vec::new();
     run(
         HastyPolicy(&mut outcomes),
@@ -224,6 +228,7 @@ fn an_interrupted_change_is_no_reference_for_the_next_one() {
     struct RestlessPolicy {
         is_open: bool,
     }
+
     impl Policy for RestlessPolicy {
         fn decide(&mut self, view: &View<'_>) -> Decision {
             let outcome = view.verdicts.latest().map(|verdict| verdict.outcome);
@@ -248,6 +253,7 @@ fn an_interrupted_change_is_no_reference_for_the_next_one() {
             }
         }
     }
+
     let policy = RestlessPolicy { is_open: false };
     let decisions = run_with_profiles(policy, GuardConfig::default(), 60, |window, plan| {
         let is_worst = plan.affinity.get(&TaskId(0)) == Some(&[1].into_iter().collect());
@@ -287,6 +293,7 @@ fn a_failed_plan_stays_on_cooldown_and_the_policy_can_know() {
                 bad.clone()
             }
         });
+
         let is_bad = |plan: &Plan| (&plan.affinity, &plan.gangs) == (&bad.affinity, &bad.gangs);
         let decisions = run(policy, GuardConfig::default(), 40, |_, plan| {
             let work = if is_bad(plan) { 500.0 } else { 1000.0 };
@@ -295,6 +302,7 @@ fn a_failed_plan_stays_on_cooldown_and_the_policy_can_know() {
         assert_eq!(rollback_windows(&decisions).len(), 1);
         excluded_and_paused
     };
+
     assert_eq!(run_plans(new_plan(), idle_plan()), (true, true));
     let gang = |id: u32| Gang {
         members: vec![(TaskId(id), None)],
@@ -351,6 +359,7 @@ fn windows_of_different_phases_are_not_compared() {
         });
         !rollback_windows(&decisions).is_empty()
     };
+
     assert!(rolled_back(0, None) && rolled_back(2, Some(1)));
     assert!(!rolled_back(1, None));
 }
@@ -366,6 +375,7 @@ fn short_phases_neither_hide_a_loss_nor_count_as_one() {
         (0.4, 0, false, VerificationOutcome::Slower),
         (1.0, 8, false, VerificationOutcome::NotSlower),
     ];
+
     for (factor, offset, is_identified, expected) in cases {
         let mut verdicts = Vec::new();
         let method = VerificationMethod::Monitoring;
@@ -393,6 +403,7 @@ fn short_phases_neither_hide_a_loss_nor_count_as_one() {
                     counts.push((CounterEvent::Misses(CacheLevel::L1Instruction), 0));
                     counts.push((CounterEvent::References(CacheLevel::L3), accesses));
                 }
+
                 let on_cpu_ns = vec![(CpuId(id), SECOND_NS)];
                 TaskSample {
                     counts: EventCounts::exact(counts),
@@ -400,6 +411,7 @@ fn short_phases_neither_hide_a_loss_nor_count_as_one() {
                     ..program_sample(id, None, 0.0)
                 }
             };
+
             let phase = PhaseFacts {
                 kind: Some(Fact::new(AVERAGED, FactSource::PhaseDetector, 0)),
             };

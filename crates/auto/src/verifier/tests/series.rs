@@ -13,6 +13,7 @@ fn modeled_lab(plan: &Plan) -> (Vec<TaskSample>, Profiles) {
     };
     let beside_stream = |victim: u32| (2..4).any(|stream| cpu(stream) / 2 == cpu(victim) / 2);
     let mut profiles = Profiles::new();
+
     let samples = (0..4).map(|task| {
         let (access_ns, misses) = match (task < 2, task < 2 && beside_stream(task)) {
             (true, false) => (27.0, 1.0),
@@ -30,6 +31,7 @@ fn modeled_lab(plan: &Plan) -> (Vec<TaskSample>, Profiles) {
             (CounterEvent::Instructions, instructions),
             (CounterEvent::Cycles, 2_000_000_000),
         ]);
+
         let on_cpu_ns = vec![(CpuId(cpu(task)), SECOND_NS)];
         TaskSample {
             counts,
@@ -38,6 +40,7 @@ fn modeled_lab(plan: &Plan) -> (Vec<TaskSample>, Profiles) {
             ..program_sample(task, Some(1), 0.0)
         }
     });
+
     (samples.collect(), profiles)
 }
 
@@ -103,6 +106,7 @@ fn dio_in_the_modeled_lab_is_rolled_back() {
         });
         harmed_windows(&decisions)
     };
+
     assert!(run(false).len() > 900, "unguarded, DIO harms them for good");
     let harmed = run(true);
     assert!(
@@ -128,6 +132,7 @@ fn many_bad_plans_get_growing_waits() {
             pinned_plan(&cpu_by_task)
         }
     });
+
     let machine = |_, plan: &Plan| {
         let slow = if plan.affinity.is_empty() {
             100.0
@@ -207,6 +212,7 @@ fn a_gain_is_the_new_reference() {
         20..40 => better_plan.clone(),
         _ => worse_plan.clone(),
     });
+
     let machine = |_, plan: &Plan| {
         let speed = match plan.affinity.get(&TaskId(0)).and_then(CpuSet::first) {
             Some(1) => 150.0,

@@ -50,6 +50,7 @@ fn a_placement_is_undone_if_only_affinities_move_threads() {
             idle_plan()
         }
     });
+
     let mut kernel = StickyKernel::new();
     let mut cpus_by_window = Vec::new();
     let decisions = run(policy, GuardConfig::default(), 60, |_, plan| {

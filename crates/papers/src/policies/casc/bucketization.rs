@@ -78,6 +78,7 @@ pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &BucketizationRul
         state.lower_until(rules.threshold);
         return state.to_buckets(rules.threshold);
     }
+
     let mut thresholds = vec![rules.threshold];
     let mut highest_threshold = rules.threshold;
     while highest_threshold < f64::from(max_level) {
@@ -85,6 +86,7 @@ pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &BucketizationRul
             (highest_threshold * rules.threshold_step).max(highest_threshold + 1e-3);
         thresholds.push(highest_threshold);
     }
+
     let mut best_buckets = None;
     for threshold in thresholds.into_iter().rev() {
         state.lower_until(threshold);
@@ -122,6 +124,7 @@ impl<'a> BucketSearch<'a> {
             && threads
                 .iter()
                 .all(|thread| thread.refs_rate.is_some_and(|rate| rate > 0.0));
+
         let mut level_weights: Vec<(u32, f64)> = Vec::new();
         if is_weighted {
             let unsorted_weights = threads.iter().filter_map(|thread| {
@@ -216,6 +219,7 @@ impl<'a> BucketSearch<'a> {
         if !self.rules.is_better_form || self.count_newly_barred(cpu) == 0 {
             return true;
         }
+
         let mut lowered_limits = self.max_pcmr.clone();
         lowered_limits[cpu] -= 1;
         let is_fair = |max_variation: f64| {
@@ -296,6 +300,7 @@ fn fair_shares(levels: &[u32], max_pcmr: &[u32]) -> Vec<f64> {
                 .count() as f64;
             (cpus - used_cpus).max(0.0) / (remaining_threads - first_thread) as f64
         };
+
         let is_group_start = |&index: &usize| index == 0 || levels[index - 1] < levels[index];
         let Some(first) = (0..remaining_threads)
             .filter(is_group_start)
@@ -308,6 +313,7 @@ fn fair_shares(levels: &[u32], max_pcmr: &[u32]) -> Vec<f64> {
         used_cpus += share * (remaining_threads - first) as f64;
         remaining_threads = first;
     }
+
     shares
 }
 
@@ -350,6 +356,7 @@ mod tests {
             .collect();
         let max_level = levels.iter().copied().max().unwrap_or(0);
         let mut threshold = rules.threshold;
+
         loop {
             let mut max = vec![max_level; cpus];
             while max.iter().sum::<u32>() as f64 / cpus as f64 > threshold {
@@ -366,6 +373,7 @@ mod tests {
                 };
                 max[cpu] -= 1;
             }
+
             let mut sets_of_cpus = 1u32..1 << cpus;
             let busy = sets_of_cpus.all(|set| {
                 let chosen_cpus: Vec<usize> = (0..cpus).filter(|cpu| set >> cpu & 1 == 1).collect();
@@ -405,6 +413,7 @@ mod tests {
                 .iter()
                 .map(|&(pcmr, rate)| BucketThread { pcmr, refs_rate: weighted.then_some(rate) })
                 .collect();
+
             for rules in [LITERAL, BETTER] {
                 let buckets = bucketize(&threads, cpus, &rules);
                 for thread in &threads {
@@ -488,6 +497,7 @@ mod tests {
                 },
             ]
         };
+
         let rules = BucketizationRules {
             threshold: 0.0,
             ..BETTER

@@ -24,6 +24,7 @@ impl CascFixture {
                 ..RateFacts::default()
             })
         };
+
         let topology = last_level_caches(1, CPUS, CacheLevel::L2, 1 << 20);
         let profiles = pcmrs
             .iter()
@@ -34,6 +35,7 @@ impl CascFixture {
             profiles,
             ..ViewFixture::new(topology, capabilities_fixture(&[]), 0)
         };
+
         let policy = build(parameters, 1).unwrap();
         CascFixture {
             policy,
@@ -56,6 +58,7 @@ impl CascFixture {
                 (self.observed * 1_000.0) as u64,
             ),
         ]);
+
         let complete_result = |probe| ProbeResult {
             probe,
             evidence: ProbeEvidence::Rows(Vec::new()),
@@ -215,6 +218,7 @@ fn uncertain_estimates_are_measured_for_longer() {
         ] => Some((*id, *total_ns)),
         _ => None,
     };
+
     let mut lengths = Vec::new();
     for _ in 0..8 {
         let Some((id, total_ns)) = probe_length(&fixture.step()) else {

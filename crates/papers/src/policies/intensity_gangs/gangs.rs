@@ -58,6 +58,7 @@ impl OvercommittedCache<'_> {
             ));
             return;
         }
+
         let seat_count = self.cpus.count() as usize;
         let turn_count = self.active_tasks.len().div_ceil(seat_count);
         let solution = best_assignment(
@@ -162,6 +163,7 @@ impl OvercommittedCache<'_> {
             .map(|gang| tasks_of_gang(gang, self.active_tasks))
             .collect();
         gangs.retain(|gang| !gang.is_empty());
+
         let quiet_tasks = self
             .tasks
             .iter()
@@ -173,6 +175,7 @@ impl OvercommittedCache<'_> {
                 None => gangs.push(vec![task]),
             }
         }
+
         gangs
     }
 
@@ -187,6 +190,7 @@ impl OvercommittedCache<'_> {
             let profile = self.view.profiles.get(task)?;
             gang_quantum::refill_ns(profile, cache?, self.view)
         };
+
         let slowdowns = solution.seating.costs_by_program(self.costs);
         let candidate_of = |(task, slowdown): (&TaskId, f64)| GangCandidate {
             refill_ns: refill_ns(task),

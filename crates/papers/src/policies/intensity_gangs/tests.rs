@@ -43,6 +43,7 @@ impl ProbedHost {
 
     fn answer_probe(&mut self, probe: &ProbeRequest) -> ProbeResult {
         let exact = |value| Some(Fact::oracle(value));
+
         let evidence = match probe.kind {
             ProbeKind::PingPong { cpus } => ProbeEvidence::PingPong {
                 cpus,
@@ -55,6 +56,7 @@ impl ProbedHost {
                     .or_default()
                     .contention
                     .intensity = exact(self.truth[task.0 as usize].0);
+
                 ProbeEvidence::PrimeProbe {
                     task,
                     buffer_bytes: 1,
@@ -70,6 +72,7 @@ impl ProbedHost {
                     .or_default()
                     .contention
                     .sensitivity = sensitivity.map(Fact::oracle);
+
                 ProbeEvidence::NeighborSlowdown {
                     task,
                     neighbor,
@@ -82,6 +85,7 @@ impl ProbedHost {
             }
             _ => panic!("unexpected {probe:?}"),
         };
+
         let cost_ns = match probe.kind {
             ProbeKind::PrimeProbe { task, .. } => {
                 vec![(None, self.costs_ns[0].0), (Some(task), self.costs_ns[0].1)]

@@ -45,6 +45,7 @@ impl SchedCacheFixture {
             .decide(self.policy.as_mut(), &NullPredictor)
             .plan
             .affinity;
+
         let caches = &self.view.topology.caches;
         let cache_of = |cpus: &CpuSet| {
             caches

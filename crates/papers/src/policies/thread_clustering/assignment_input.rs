@@ -29,6 +29,7 @@ impl ClusterAssignmentInput {
             let cpu = longest_stay.map(|(cpu, _)| *cpu).or(task.cpu)?;
             domains.iter().position(|domain| domain.contains(cpu.0))
         };
+
         // Counts unmovable threads, and threads of other processes that an earlier round placed there.
         let count_fixed = |chip: usize| {
             let is_fixed = |task: &&TaskSample| match current_placement.get(&task.task) {
@@ -40,6 +41,7 @@ impl ClusterAssignmentInput {
             };
             view.observation.tasks.iter().filter(is_fixed).count()
         };
+
         let count = clusters.iter().flatten().max().map_or(0, |last| last + 1);
         let mut members = vec![Vec::new(); count];
         for (at, cluster) in clusters.iter().enumerate() {
@@ -47,6 +49,7 @@ impl ClusterAssignmentInput {
                 members[cluster].push(at);
             }
         }
+
         ClusterAssignmentInput {
             tasks: threads.iter().map(|task| task.task).collect(),
             threads: threads
@@ -102,6 +105,7 @@ impl ClusterAssignmentInput {
                     .collect()
             }
         };
+
         assignment
             .chip_by_thread
             .iter()
@@ -125,6 +129,7 @@ impl ClusterAssignmentInput {
                 .find(|sample| sample.task == self.tasks[thread_index])?;
             remote_share(view, sample.process, hit_cycles)
         };
+
         let mut removed_stalls = 0.0;
         for members in &self.clusters {
             for &index in members {
@@ -172,6 +177,7 @@ impl ClusterAssignmentInput {
                 100.0 * round.remote_share,
             ),
         ];
+
         let tasks_of = |members: &[usize]| {
             members
                 .iter()
@@ -185,6 +191,7 @@ impl ClusterAssignmentInput {
                 .join(", ")
         };
         let mut reasons = Vec::new();
+
         for (members, chip) in self.clusters.iter().zip(&assignment.chip_of_cluster) {
             let tasks = tasks_of(members);
             let text = match chip {
@@ -209,6 +216,7 @@ impl ClusterAssignmentInput {
                 numbers: numbers.clone(),
             });
         }
+
         if !self.unclustered_threads.is_empty() {
             let tasks = tasks_of(&self.unclustered_threads);
             let text = format!(
@@ -230,6 +238,7 @@ fn cpus_in_core_order(domain: &CpuSet, view: &View<'_>) -> Vec<u32> {
             .find(|cpu_info| cpu_info.id.0 == cpu)
             .map(|cpu| cpu.core)
     };
+
     let cpus: Vec<u32> = domain.iter().collect();
     let rank_in_core = |index: usize| {
         cpus[..index]

@@ -67,6 +67,7 @@ impl ClusteringFixture {
                 .0
                 .retain(|reading| !matches!(reading.event, CounterEvent::StallCycles(_)));
         }
+
         let probe_results = sampled
             .iter()
             .map(|&probe| sample_probe_result(probe))
@@ -77,6 +78,7 @@ impl ClusteringFixture {
             probe_results,
             ..observation
         };
+
         let counter = |entry: u32, id: u32| if entry % 2 == (self.group)(id) { 9 } else { 0 };
         let map = |id: u32| {
             sampled.map(|_| SharingMap {
@@ -143,6 +145,7 @@ fn sample_probe_result(probe: u32) -> ProbeResult {
         line_bytes: 128,
         samples,
     };
+
     ProbeResult {
         probe: ProbeId(probe),
         evidence,
@@ -259,6 +262,7 @@ fn the_sampling_rate_is_the_one_the_overhead_allows() {
         } => one_in,
         _ => 0,
     };
+
     assert_eq!(
         (
             one_in(""),
@@ -368,6 +372,7 @@ fn rounds_without_result_become_rarer_until_stalls_grow() {
     }
     let gaps: Vec<i32> = began.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(gaps.windows(2).all(|pair| pair[1] >= pair[0]), "{gaps:?}");
+
     assert!(
         began.len() >= 2,
         "a round that times out is tried again: {began:?}"
@@ -413,6 +418,7 @@ fn the_removed_stall_is_that_of_joined_partners() {
             2
         ],
     };
+
     let mut fixture =
         test_support::ViewFixture::new(topology_fixture(), capabilities_fixture(true), 0);
     fixture.observation.tasks = (0..4).map(|id| task_fixture(id, 20)).collect();

@@ -68,6 +68,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let runs: Vec<(usize, usize)> = (0..pairs.len())
         .flat_map(|pair| (0..CACHE_MODES.len()).map(move |way| (pair, way)))
         .collect();
+
     let slowdowns_by_run = context.run_all(&runs, |&(pair, mode_index)| {
         let ((a, b), (name, policy, has_floor, uses_ways)) = (pairs[pair], CACHE_MODES[mode_index]);
         context.report_progress(&format!("INTERVAL-5: {a} + {b}, {name}"));
@@ -79,6 +80,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             max_slowdown: Some(FLOOR_SLOWDOWN),
             ..Goal::default()
         });
+
         let machine = if uses_ways {
             &way_machine
         } else {
@@ -90,12 +92,14 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             policy,
         )?))
     })?;
+
     let floor_slowdowns = runs
         .iter()
         .zip(&slowdowns_by_run)
         .filter(|((_, way), _)| CACHE_MODES[*way].2)
         .map(|(_, slowdowns)| slowdowns[0]);
     let max_floor_slowdown = greatest(floor_slowdowns);
+
     let points = runs
         .iter()
         .zip(&slowdowns_by_run)
@@ -114,6 +118,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
                 ),
             ]
         });
+
     let finding = Finding::new(
         "INTERVAL-5",
         "slowdown of a program that is never to be more than 5 % slower than alone, once settled, worst",

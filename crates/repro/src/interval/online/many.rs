@@ -38,6 +38,7 @@ impl ColorSplit {
         let transfers = (0..group_count)
             .flat_map(|giver| (0..group_count).map(move |taker| (giver, taker)))
             .filter(|(giver, taker)| giver != taker);
+
         let mut next_splits = Vec::new();
         for (giving_group, receiving_group) in transfers {
             if self.0[giving_group].1 > 1 {
@@ -120,6 +121,7 @@ fn measure_mix(
         length_ns: DIVISION_RUN_NS,
         ..query.clone()
     };
+
     let settled_speedup = |query: &WhatIfQuery, policy: &str| {
         Ok::<_, ReproError>(speedup_of_outcome(&run_query(context, query, policy)?).settled)
     };
@@ -175,6 +177,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         .collect();
     let needed_programs: Vec<&'static str> =
         mixes.iter().flatten().map(|&at| PROGRAMS[at]).collect();
+
     let two_cores = chip_with_cores(2)?;
     let measured_programs = measure_programs(context, &needed_programs, &two_cores, seed)?;
     let color_costs = context.run_all_in_process(&measured_programs, |(name, _)| {
@@ -232,6 +235,7 @@ fn policy_findings(
                 ),
             ]
         });
+
     let shortfall =
         |mix: &OnlineMix| 100.0 * (1.0 - mix.online[policy_index].0.settled / mix.best_speedup());
     let nominal_finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {

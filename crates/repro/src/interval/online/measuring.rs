@@ -23,12 +23,14 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let jobs: Vec<IntervalJob> = (0..COPIES_PER_PROGRAM)
         .flat_map(|_| KERNELS.iter().map(|name| build_job(&programs, name, None)))
         .collect::<Result<_>>()?;
+
     let length_ns = context.pick(20_000_000_000, 300_000_000_000);
     let query = WhatIfQuery {
         length_ns,
         has_explicit_turns: true,
         ..build_query(context, &machine, jobs, seed)
     };
+
     let policies = ["default", MEASURING_POLICY];
     let runs_by_policy = context.run_all(&policies, |by| {
         context.report_progress(&format!(

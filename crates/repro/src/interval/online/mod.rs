@@ -91,6 +91,7 @@ fn speedup_of_outcome(outcome: &PolicyOutcome) -> Speedup {
         };
         slowdown_rows.iter().map(mean_speed_of_row).sum()
     };
+
     Speedup {
         settled: speedup_from(outcome.series.seconds.len() * 3 / 4),
         whole: speedup_from(0),
@@ -145,6 +146,7 @@ fn search_price_finding(
     let price = |mix: &OnlineMix| {
         mix.settled_gain_percent(policy_index) - mix.whole_gain_percent(policy_index)
     };
+
     let title = policy_title(ONLINE_POLICIES[policy_index], title);
     Finding::new(
         id,
@@ -197,6 +199,7 @@ fn measure_programs(
         machine.name,
         names.len()
     ));
+
     context.run_all_in_process(&names, |&name| {
         Ok((
             name,

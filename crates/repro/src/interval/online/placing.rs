@@ -33,6 +33,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         .collect();
     let names: Vec<&'static str> = drawn_mixes.iter().flatten().copied().collect();
     let programs = measure_programs(context, &names, &machine, seed)?;
+
     let results_by_mix = context.run_all(&drawn_mixes, |mix| {
         context.report_progress(&format!("INTERVAL-3: {}", mix.join(" + ")));
         let run_on_cpus = |cpus: [Option<u32>; 4], policy: &str| {
@@ -57,6 +58,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             pairing_speedups
                 .push(speedup_of_outcome(&run_on_cpus(cpus.map(Some), "default")?).settled);
         }
+
         let dio_speedup = run_on_cpus([None; 4], "dio")?;
         let best_pairing = pairing_speedups.iter().copied().fold(0.0, f64::max);
         Ok((
@@ -66,6 +68,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             dio_speedup.changes_per_hour,
         ))
     })?;
+
     let shortfall_percent = |value: f64, best: f64| 100.0 * (1.0 - value / best);
     let max_shortfall = results_by_mix
         .iter()
@@ -77,6 +80,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             shortfall_percent(dio.whole, *best) - shortfall_percent(dio.settled, *best)
         })
         .collect();
+
     let points = results_by_mix
         .iter()
         .flat_map(|(name, best, dio, changes)| {
@@ -94,6 +98,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
                 DataPoint::from_values("changes an hour", name.clone(), [*changes]),
             ]
         });
+
     let target = ResultTarget::AtMost {
         target: 2.0,
         paper_best: None,
@@ -108,6 +113,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             &[(seed, value)],
         )
     };
+
     Ok(vec![
         nominal_finding(
             "DIO short of the best schedule of four programs, worst mix",

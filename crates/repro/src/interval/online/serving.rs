@@ -71,6 +71,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         progress_per_instr: Some(1.0 / INSTRUCTIONS_OF_AN_OPERATION),
         ..measured_program
     });
+
     let phase_ns = context.pick(30_000_000_000, 120_000_000_000);
     let query_of_job = |job: IntervalJob, length_ns: u64| WhatIfQuery {
         length_ns,
@@ -84,6 +85,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         )?;
         Ok::<_, ReproError>(mean(service_windows.iter().map(|window| window.rate_per_s)))
     };
+
     let small_share_colors = 1;
     let rate_level = LEVEL_SHARE * measure_rate(small_share_colors, FIRST_CLIENT_COUNT)?;
     let mut reachable_colors = None;
@@ -92,6 +94,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             reachable_colors = Some(colors);
         }
     }
+
     let changing_load_query = query_of_job(
         server_job(
             &client,

@@ -19,6 +19,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let seed = context.seeds[0];
     let names: Vec<&'static str> = PAIRS.iter().flat_map(|&(a, b)| [a, b]).collect();
     let programs = measure_programs(context, &names, &machine, seed)?;
+
     let sized_pairs = context.run_all(&PAIRS, |&(a, b)| {
         context.report_progress(&format!("INTERVAL-2: {a} + {b}"));
         let jobs = vec![
@@ -46,6 +47,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             online: run_online(context, &query)?,
         })
     })?;
+
     Ok((0..ONLINE_POLICIES.len())
         .flat_map(|policy| sizing_findings(&sized_pairs, policy, seed))
         .collect())
@@ -74,6 +76,7 @@ fn sizing_findings(sized_pairs: &[OnlineMix], policy_index: usize, seed: u64) ->
             pair.online[policy_index].1
         }),
     ];
+
     let mean_gain = |metric: &dyn Fn(&OnlineMix) -> f64| mean(sized_pairs.iter().map(metric));
     let (best_gain, settled_gain) = (mean_gain(&best_gain), mean_gain(&settled_gain));
     let nominal_finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
@@ -91,6 +94,7 @@ fn sizing_findings(sized_pairs: &[OnlineMix], policy_index: usize, seed: u64) ->
         paper_best: None,
     };
     let unit_text = format!("of {} pairs", sized_pairs.len());
+
     // The same fraction as five of RM-4's seven.
     let target_count = (5.0 * sized_pairs.len() as f64 / 7.0).ceil();
     vec![

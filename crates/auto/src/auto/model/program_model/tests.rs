@@ -161,6 +161,7 @@ fn a_count_moves_no_point_by_more_than_its_difference() {
             (0.0005, 0.0005)
         };
     }
+
     for difference in [-0.0003, 0.0003] {
         let mut shifted = program.clone();
         let counted_bytes = reach_step as f64 * program.step_bytes;

@@ -132,8 +132,8 @@ fn parse_sources(src: &Path) -> BTreeMap<PathBuf, TokenStream> {
 fn strip_tests(tokens: TokenStream) -> (TokenStream, Vec<String>) {
     let (mut code, mut files): (Vec<TokenTree>, Vec<String>) = (Vec::new(), Vec::new());
     let is_mark = |token: Option<&TokenTree>, mark: char| matches!(token, Some(TokenTree::Punct(found)) if found.as_char() == mark);
-    let mut tokens = tokens.into_iter();
 
+    let mut tokens = tokens.into_iter();
     while let Some(token) = tokens.next() {
         let TokenTree::Group(group) = token else {
             code.push(token);

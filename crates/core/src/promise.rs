@@ -463,9 +463,9 @@ impl PromiseTracker {
         let last_level = last_levels.max_by_key(|(_, bytes)| *bytes);
         let is_counted = self.settling_windows == 0 && observation.applied.pending.is_empty();
         self.settling_windows = self.settling_windows.saturating_sub(1);
+
         let mut reports = Vec::new();
         let mut processes: Vec<ProcessId> = Vec::new();
-
         for first_task in observation.tasks.iter().filter(is_promised) {
             if processes.contains(&first_task.process) {
                 continue;
@@ -541,8 +541,8 @@ fn estimate_slowdown(
     let min_demand_ns = MIN_CPU_SHARE * observation.span.elapsed_ns.max(1) as f64;
     let task_demand_ns =
         |task: &TaskSample| (task.ran_ns() + task.run_queue_wait_ns.unwrap_or(0)) as f64;
-    let (mut demand_ns, mut solo_ns, mut basis) = (0.0, Estimate::exact(0.0), None);
 
+    let (mut demand_ns, mut solo_ns, mut basis) = (0.0, Estimate::exact(0.0), None);
     for task in threads
         .iter()
         .filter(|task| task_demand_ns(task) >= min_demand_ns)

@@ -240,9 +240,9 @@ impl<'a> FleetCell<'a> {
         let setup = self.setup;
         let model = &setup.model;
         let step_seconds = setup.step_hours * 3600.0;
+
         let mut exceeding_services: Vec<(f64, u32)> = Vec::new();
         let mut slowdown_sums: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
-
         for host in 0..self.hosts.len() {
             self.hosts[host].set_hour(model, hour);
             let slowdowns = self.hosts[host].evaluate_caches(model);
@@ -311,8 +311,8 @@ impl<'a> FleetCell<'a> {
     fn reschedule_worst(&mut self, mut exceeding_services: Vec<(f64, u32)>, hour: f64) {
         exceeding_services.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         let max_moves = u64::from(self.setup.moves.max_per_step) * u64::from(self.setup.hosts);
-        let mut remaining_moves = max_moves.div_ceil(100);
 
+        let mut remaining_moves = max_moves.div_ceil(100);
         for (_, number) in exceeding_services {
             if remaining_moves == 0 {
                 break;

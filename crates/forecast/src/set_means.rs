@@ -25,8 +25,8 @@ pub fn points_by_distances(
     line_bytes: u64,
 ) -> Vec<SizePoint> {
     let lines_of_bytes = |size_bytes: f64| size_bytes as u64 / line_bytes;
-    let mut all_points = Vec::new();
 
+    let mut all_points = Vec::new();
     for pair in points.windows(2) {
         let (small_point, large_point) = (&pair[0], &pair[1]);
         all_points.push(*small_point);

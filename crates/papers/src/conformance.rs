@@ -84,11 +84,11 @@ impl ObservationScript {
         let mut generator = SplitMix64::new(seed ^ 0xc0f0_0000);
         let topology = draw_topology(&mut generator, seed);
         let capabilities = draw_capabilities(&mut generator, &topology);
+
         let mut tasks: Vec<TaskSample> = Vec::new();
         let mut next_id = 0;
         let mut known_profiles = Profiles::new();
         let mut windows = Vec::new();
-
         for window in 0..WINDOWS as u64 {
             tasks.retain(|task| !task.exited);
             for task in &mut tasks {
@@ -277,9 +277,9 @@ impl ObservationScript {
         policy_factory: PolicyFactory<'_>,
     ) -> Result<(), RuleViolation> {
         let rule = "without evidence allowed, gangs and shares stay";
+
         let mut policy = policy_factory(self.seed);
         let mut previous_plan = Plan::idle(WindowLength::Time { ns: 1 });
-
         for (index, (observation, profiles)) in self.windows.iter().enumerate() {
             previous_plan = self
                 .decide(

@@ -341,8 +341,8 @@ pub(crate) fn build_programs(
             .map(|&member| names[member].clone())
             .collect::<Vec<String>>()
     };
-    let mut placed_programs: Vec<(usize, PlacedProgram)> = Vec::new();
 
+    let mut placed_programs: Vec<(usize, PlacedProgram)> = Vec::new();
     for (cache, cpus) in seating.by_cache.iter().enumerate() {
         for (index, members) in cpus.iter().enumerate() {
             let mut co_runners: Vec<usize> = cpus

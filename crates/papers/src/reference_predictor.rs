@@ -55,8 +55,8 @@ impl Predictor for ReferencePredictor {
         // Co-residency is computed for known tasks only, because all pairs of hundreds of tasks would take too long.
         let known_tasks: Vec<TaskId> = known_curves.keys().copied().collect();
         let co_residency = CoResidency::new(topology, &tasks, &known_tasks, plan);
-        let mut forecast = Forecast::default();
 
+        let mut forecast = Forecast::default();
         for &task in &tasks {
             let mut task_forecast = TaskForecast {
                 cpu_share: co_residency
@@ -416,9 +416,9 @@ impl CoResidency {
             cpu_share: BTreeMap::new(),
             meeting_shares: BTreeMap::new(),
         };
+
         let mut gang_shares: BTreeMap<TaskId, (usize, BTreeMap<usize, f64>)> = BTreeMap::new();
         let mut taken_cpus = CpuSet::default();
-
         for (schedule_index, schedule) in plan.gangs.iter().enumerate() {
             taken_cpus = taken_cpus.union(&schedule.cpus);
             let rotation_slices: f64 = schedule

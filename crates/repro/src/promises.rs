@@ -124,8 +124,8 @@ fn draw_mixes(
 ) -> Result<Vec<PromiseMix>> {
     let spec = load_promise_machine(machine)?;
     let drawable_families = [MixFamily::Contention, MixFamily::Space, MixFamily::Null];
-    let mut promise_mixes = Vec::new();
 
+    let mut promise_mixes = Vec::new();
     for index in 0..u64::from(count) {
         let seed = seed.wrapping_mul(1_000_003).wrapping_add(index);
         let mut generator = SplitMix64::new(seed ^ 0x970);

@@ -59,9 +59,9 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
     let shift = last_level.line_bytes.trailing_zeros();
     let (mut batch, mut lines, mut missed_lines): (Vec<Access>, Vec<u64>, Vec<u64>) =
         Default::default();
+
     let (mut access_count, mut instructions) = (0u64, 0u64);
     let mut counts_after_warm_up = None;
-
     while access_count < 2 * accesses {
         batch.clear();
         if source.next_batch(&mut batch) == BatchEnd::Exit {

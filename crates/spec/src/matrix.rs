@@ -81,8 +81,8 @@ fn parse_percent_matrix<'a>(file: &'a str, text: &str) -> Result<PercentMatrix<'
         offset: 0,
         line: 1,
     };
-    let (mut columns, mut rows) = (None, Vec::new());
 
+    let (mut columns, mut rows) = (None, Vec::new());
     for record in reader.records() {
         let record = record.map_err(|error| SpecError::for_file(file, error.to_string(), "CSV"))?;
         let line = line_counter.advance_to(&record);

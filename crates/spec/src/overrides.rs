@@ -52,9 +52,9 @@ fn locate_entry<'t>(
         .pop()
         .filter(|last| !last.is_empty())
         .ok_or_else(|| override_error("no field".to_string(), "a field"))?;
+
     let mut current_table = table;
     let mut position = 0;
-
     while position < steps.len() {
         let step = steps[position];
         let entry = current_table

@@ -787,9 +787,9 @@ impl ServiceHistory {
 
     fn attribute_losses(&self, solo_slowdown: Option<f64>) -> Vec<ServiceLoss> {
         let effects = self.co_runner_effects();
+
         let mut losses = Vec::new();
         let mut unmeasured_losses = Vec::new();
-
         for (index, co_runner) in self.co_runners.iter().enumerate() {
             if !co_runner.is_suspect() {
                 continue;

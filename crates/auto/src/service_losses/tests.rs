@@ -318,9 +318,9 @@ fn row_fixture(tasks: &[(u32, u64)]) -> RowInterval {
 fn a_confined_cause_stays_named_with_its_loss_before() {
     let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
     let (store, batch) = (unit_service("store"), unit_service("batch"));
+
     let (mut losses, mut random) = (ServiceLosses::default(), SplitMix64::new(9));
     let mut reports = Vec::new();
-
     for number in 0..20 {
         let is_confined = number > 10;
         let speed = if is_confined { 1e9 } else { 1e9 / 1.1 } * (1.0 + 0.01 * random.draw_unit());

@@ -218,8 +218,8 @@ impl ChangeListBuilder<'_> {
             let id = self.push(whole_plan(), dependencies, kind);
             widening_changes.insert(group.clone(), id);
         }
-        let mut narrowing_changes: Vec<(String, ChangeId)> = Vec::new();
 
+        let mut narrowing_changes: Vec<(String, ChangeId)> = Vec::new();
         for step in steps.iter().rev().filter(|step| step.narrows()) {
             let group = &step.group;
             let narrowed_descendants = narrowing_changes

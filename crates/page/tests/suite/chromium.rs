@@ -199,8 +199,8 @@ fn the_page_fits_the_window_and_every_control_has_a_name() {
     };
     let _dir = open(&mut browser, &run(8, 2, 40, plain_name));
     browser.eval("cachemate.show(30); cachemate.choose(2)");
-    let mut papers = Vec::new();
 
+    let mut papers = Vec::new();
     for (width, scheme) in [
         (1280, "light"),
         (1280, "dark"),

@@ -44,9 +44,9 @@ pub(super) fn find_in_one_pass(
     let masks: Vec<Vec<u64>> = (0..threads.len())
         .map(|thread| nonzero_mask(weights.row_of_thread(thread)))
         .collect();
+
     let mut representatives: Vec<usize> = Vec::new();
     let mut labels = Vec::with_capacity(threads.len());
-
     for thread in 0..threads.len() {
         let mut best_match: Option<(u64, usize)> = None;
         for (cluster, &representative) in representatives.iter().enumerate() {

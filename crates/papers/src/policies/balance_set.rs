@@ -163,8 +163,8 @@ impl Policy for BalanceSet {
         });
         let mut reasons = Vec::new();
         let has_gangs = view.capabilities.has_ability(Ability::Gangs);
-        let mut placement = std::mem::take(&mut self.placement);
 
+        let mut placement = std::mem::take(&mut self.placement);
         for domain in placement.place_tasks_by_cache(view) {
             let is_crowded = domain.tasks.len() > domain.cpus.count() as usize;
             let state = self.caches.entry(domain.cache).or_default();

@@ -415,10 +415,10 @@ mod tests {
         fixture
             .profiles
             .insert(TaskId(0), Profile::default().with_rates(solo));
+
         let mut policy = build("", 1).unwrap();
         let mut state = (0, 0);
         let mut states = Vec::new();
-
         for window in 0..windows {
             let speed = 1.0 / (1.0 + slowdown(state.0, state.1));
             let task = |index: u32| TaskSample {

@@ -287,10 +287,10 @@ mod tests {
             page_migration_ns: 7_000.0,
         };
         let capabilities = capabilities_fixture(&[]).with_partition(CacheId(0), colors);
+
         let mut fixture = ViewFixture::new(topology, capabilities, 0);
         let mut units = 4;
         let mut all_units = Vec::new();
-
         for (window, &clients) in windows.iter().enumerate() {
             let count = if reports {
                 1

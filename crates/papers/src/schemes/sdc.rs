@@ -25,8 +25,8 @@ pub struct Sdc {
 pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
     let mut won_positions = vec![0usize; profiles.len()];
     let mut ways_by_program = vec![0.0; profiles.len()];
-    let mut remaining_ways = ways as usize;
 
+    let mut remaining_ways = ways as usize;
     while remaining_ways > 0 && !profiles.is_empty() {
         let hits: Vec<f64> = profiles
             .iter()

@@ -161,8 +161,8 @@ pub fn allocate_exactly(
     };
     let mut previous_row: Vec<Option<PartialAllocation>> = vec![None; unit_count + 1];
     previous_row[0] = Some(empty_allocation);
-    let mut remaining_floors: u32 = claims.iter().map(UnitClaim::floor).sum();
 
+    let mut remaining_floors: u32 = claims.iter().map(UnitClaim::floor).sum();
     for (index, claim) in claims.iter().enumerate() {
         remaining_floors -= claim.floor();
         let is_last = index + 1 == claims.len();

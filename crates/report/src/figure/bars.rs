@@ -175,8 +175,8 @@ impl BarChart {
         } else {
             bars_width / group.bars.len().max(1) as f64
         };
-        let (mut positive_sum, mut negative_sum) = (0.0, 0.0);
 
+        let (mut positive_sum, mut negative_sum) = (0.0, 0.0);
         for (index, bar) in group.bars.iter().enumerate() {
             let Some(value) = bar.value.filter(|value| value.is_finite()) else {
                 continue;

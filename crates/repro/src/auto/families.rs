@@ -253,8 +253,8 @@ pub fn score_all_mixes(
             .collect::<Result<_, _>>()?,
     };
     let length_ns = context.pick(300, 900) * 1_000_000_000;
-    let mut scored_mixes = Vec::new();
 
+    let mut scored_mixes = Vec::new();
     for machine in &machines {
         for family in FAMILIES {
             for mix_index in 0..mixes_per_family {

@@ -98,8 +98,8 @@ fn score_predictions(samples: &[ActivitySample], thresholds: Thresholds) -> Pred
 fn predictability_finding(context: &ExperimentContext<'_>, runs: &SoloSamples) -> Finding {
     // By seed, by vector: mean over programs of (last value, zero).
     let mut accuracy_by_seed: Vec<[(f64, f64); 6]> = Vec::new();
-    let mut points = Vec::new();
 
+    let mut points = Vec::new();
     for &seed in &context.seeds {
         let activities = runs.of_seed(seed).flatten().map(|sample| &sample.tasks[0]);
         let thresholds = Thresholds::mean_of(activities);

@@ -54,8 +54,8 @@ fn sweep_bandwidth(
     names: &[&str],
 ) -> Result<Vec<DataPoint>> {
     let (seed, (warm_up, measured_cycles)) = (context.seeds[0], run_lengths(context));
-    let mut points = Vec::new();
 
+    let mut points = Vec::new();
     for (series, share) in BANDWIDTH_SHARES {
         context.report_progress(&format!("{series}, seed {seed}"));
         let bench = CoRunBench::load(

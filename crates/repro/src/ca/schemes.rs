@@ -158,8 +158,8 @@ fn optimal_finding(
         .collect();
     let mut points = Vec::new();
     let mut worst_pain_by_seed = vec![f64::NEG_INFINITY; scheme_inputs.len()];
-    let mut series: Vec<Series> = Vec::new();
 
+    let mut series: Vec<Series> = Vec::new();
     for &cores in &core_counts {
         let excess_by_seed: Vec<Vec<(String, f64)>> = scheme_inputs
             .iter()

@@ -562,9 +562,9 @@ fn choice_points(
     best_gain: &dyn Fn(&MeasuredPair) -> f64,
 ) -> (Vec<DataPoint>, ResultFigure) {
     let split_label = |first: Option<u32>| first.map_or("shared".to_string(), split_name);
+
     let mut points = Vec::new();
     let mut groups = Vec::new();
-
     for (index, pair) in study.pairs_by_seed[0].iter().enumerate() {
         let values_over_seeds = |value: &dyn Fn(usize) -> f64| {
             (0..study.pairs_by_seed.len())

@@ -200,8 +200,8 @@ fn goals_finding(
             .filter(|(((_, mode), own_seed), _)| *own_seed == seed && has_floor(*mode));
         greatest(runs.map(|(_, row)| row[0]))
     });
-    let (mut points, mut groups, mut costs) = (Vec::new(), Vec::new(), Vec::new());
 
+    let (mut points, mut groups, mut costs) = (Vec::new(), Vec::new(), Vec::new());
     for (pair_index, pair) in pairs.iter().enumerate() {
         let series = [
             format!("{} (has the floor), % slower than alone", pair.0),

@@ -366,8 +366,8 @@ pub(super) fn controls_finding(
         slowdowns.map(f64::abs).fold(0.0, f64::max)
     };
     let per_seed = context.with_seeds(pairs_by_seed.iter().map(|pairs| worst_slowdown(pairs)));
-    let (mut points, mut max_noise, mut affected_programs) = (Vec::new(), 0.0, Vec::new());
 
+    let (mut points, mut max_noise, mut affected_programs) = (Vec::new(), 0.0, Vec::new());
     for (index, pair) in pairs_by_seed[0].iter().enumerate() {
         let (first, second) = pair.pair;
 

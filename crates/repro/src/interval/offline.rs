@@ -75,8 +75,8 @@ pub(super) fn compare_forecasts(
     let seed = context.seeds[0];
     let (pair_count, group_count) = context.pick_by_length((1, 0), (4, 1), (14, 5));
     let machines = context.pick_by_length(&MACHINES[..1], &MACHINES[..], &MACHINES[..]);
-    let mut runs = Vec::new();
 
+    let mut runs = Vec::new();
     for &name in machines {
         let bench = CoRunBench::load(name, seed, 0, 0)?;
         let cpus = cpus_by_cache(&bench.machine.topology())?;

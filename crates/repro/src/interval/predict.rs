@@ -43,8 +43,8 @@ pub fn predict_rates(
     let mut start_and_end_moments: Vec<(Option<JobMoment>, Option<JobMoment>)> =
         vec![(None, None); slots.len()];
     let mut earlier_totals = vec![TaskTotals::default(); slots.len()];
-    let mut elapsed_cycles = 0.0;
 
+    let mut elapsed_cycles = 0.0;
     while start_and_end_moments.iter().any(|(_, end)| end.is_none()) && elapsed_cycles < max_cycles
     {
         engine.run(elapsed_cycles + PROGRESS_READING_CYCLES);

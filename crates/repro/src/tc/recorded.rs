@@ -342,8 +342,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         file_digests: &file_digests,
     };
     let run = context.run_cases(&CLUSTERING_METHODS, inputs, run_recorded)?;
-    let mut points = Vec::new();
 
+    let mut points = Vec::new();
     for method in CLUSTERING_METHODS {
         let mut add_point = |series: &str, value: &dyn Fn(&RecordedRunResult) -> Option<f64>| {
             points.push(DataPoint::from_values(

@@ -305,9 +305,9 @@ pub(super) fn phase_findings(context: &ExperimentContext<'_>) -> Result<Vec<Find
         |case, seed| (case, seed),
         measure_advantage,
     )?;
+
     let mut points = Vec::new();
     let mut series = Vec::new();
-
     for case in &cases {
         let seconds: Vec<f64> = leads
             .of_case(case)

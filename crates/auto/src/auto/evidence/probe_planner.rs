@@ -510,9 +510,9 @@ impl ProbePlanner {
                 None => comparable_threads.push((filter, vec![sample])),
             }
         }
+
         let mut clusters = BTreeMap::new();
         let mut first_cluster = 0;
-
         for (_, members) in comparable_threads {
             let maps: Vec<ThreadMap<'_>> = members
                 .iter()

@@ -187,8 +187,8 @@ fn compose_co_runners(
         .iter_mut()
         .zip(occupants.iter().zip(cycles))
         .for_each(|(rate, (member, cycles))| *rate = member.cpu_share / cycles);
-    let mut lower_bound = 0.0;
 
+    let mut lower_bound = 0.0;
     for step in 0..=MAX_STEPS {
         let (mut sum, mut slope) = (0.0, 0.0);
         for (index, occupant) in occupants.iter().enumerate() {

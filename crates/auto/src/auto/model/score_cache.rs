@@ -168,9 +168,9 @@ pub mod tests {
         ) {
             let mut tasks: Vec<ProblemTask> =
                 first.iter().enumerate().map(|(id, &(last_site, share))| task_fixture(id as u32, last_site, share)).collect();
+
             let mut next = tasks.len() as u32;
             let (mut score_cache, mut previous_problem): (ScoreCache, Option<PlanningProblem>) = (ScoreCache::default(), None);
-
             for (step, at, share) in std::iter::once((9, 0, 0.0)).chain(then) {
                 let index = at % tasks.len();
                 match step {

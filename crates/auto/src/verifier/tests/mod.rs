@@ -91,10 +91,10 @@ pub fn run_with_profiles(
 ) -> Vec<Decision> {
     let topology = topology_fixture();
     let capabilities = cachemate_core::test_support::capabilities_fixture(&[]);
+
     let mut guard = Verifier::new(policy, config);
     let mut previous_plan = idle_plan();
     let mut decisions = Vec::new();
-
     for window in 0..windows {
         let (tasks, profiles) = machine(window, &previous_plan);
         let span = TimeSpan {

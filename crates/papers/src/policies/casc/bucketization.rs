@@ -355,8 +355,8 @@ mod tests {
             .map(|thread| thread.pcmr.max(0.0).ceil() as u32)
             .collect();
         let max_level = levels.iter().copied().max().unwrap_or(0);
-        let mut threshold = rules.threshold;
 
+        let mut threshold = rules.threshold;
         loop {
             let mut max = vec![max_level; cpus];
             while max.iter().sum::<u32>() as f64 / cpus as f64 > threshold {

@@ -190,8 +190,8 @@ impl ClusterAssignmentInput {
                 .collect::<Vec<_>>()
                 .join(", ")
         };
-        let mut reasons = Vec::new();
 
+        let mut reasons = Vec::new();
         for (members, chip) in self.clusters.iter().zip(&assignment.chip_of_cluster) {
             let tasks = tasks_of(members);
             let text = match chip {

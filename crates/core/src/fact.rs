@@ -149,6 +149,7 @@ pub trait Facts {
     /// Copies facts that were measured no earlier than the ones here, or that are missing here. A fact from a stored
     /// profile is not a measurement, so it never replaces one and only fills a gap.
     fn merge_newer(&mut self, source: &Self);
+    /// Source and window of every known fact, as if all had been measured then.
     fn restamp(&mut self, source: FactSource, window: u64);
 }
 

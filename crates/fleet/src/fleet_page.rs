@@ -209,6 +209,7 @@ impl FleetResult {
         text
     }
 
+    /// For a terminal: a row for each policy, and for each change of `--what-if` under it.
     pub fn table(&self) -> Table {
         let mut table = Table::with_columns(
             "policy",

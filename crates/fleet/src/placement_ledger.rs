@@ -82,7 +82,7 @@ impl PlacementLedger {
             .collect()
     }
 
-    /// The node that the guess for a pod names.
+    /// `None` without a guess.
     pub(crate) fn node_of(&self, pod: &str) -> Option<&str> {
         self.guesses
             .get(self.number_by_pod.get(pod)?)

@@ -47,7 +47,7 @@ fn default_write_share() -> f64 {
     0.3
 }
 
-/// Rejects a value outside of a range.
+/// Both bounds are allowed; a value that is not a number is refused.
 pub(crate) fn check_range(field: &str, value: f64, low: f64, high: f64) -> Result<(), FieldError> {
     match value >= low && value <= high {
         true => Ok(()),

@@ -123,7 +123,7 @@ impl NodeCacheState {
     }
 }
 
-/// Rejects a known value outside of a range.
+/// An unknown value passes.
 fn check_known_range(
     field: &str,
     value: Option<f64>,

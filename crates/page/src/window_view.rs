@@ -307,7 +307,6 @@ pub fn pending_text(pending: &PendingItem, names: &TaskNames) -> String {
     )
 }
 
-/// Describes an item of the plan for users.
 fn item_text(item: &PlanItem, names: &TaskNames) -> String {
     let name_of = |task: &TaskId| task_name(*task, names);
     match item {

@@ -41,7 +41,6 @@ pub enum CoScheduleForm {
 
 /// A policy's knowledge about the tasks in this window.
 pub trait CoRunCost {
-    /// Whether there is evidence about the task.
     fn has_evidence(&self, task: TaskId) -> bool;
     /// The penalty of running two tasks together; 0 if either has no evidence.
     fn penalty(&self, task: TaskId, other: TaskId) -> f64;

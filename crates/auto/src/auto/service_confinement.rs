@@ -457,7 +457,6 @@ impl ServiceConfinements {
     }
 }
 
-/// The group of confined programs on a cache.
 fn group_of_cache(cache: CacheId) -> GroupId {
     GroupId(u32::MAX - cache.0)
 }

@@ -59,7 +59,6 @@ pub struct TracePlanner {
 }
 
 impl TracePlanner {
-    /// Records the answers to traces and their cost.
     pub fn record_answers(&mut self, view: &View<'_>) {
         self.ledger.record_window(view);
         for result in &view.observation.probe_results {

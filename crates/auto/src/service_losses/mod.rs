@@ -211,7 +211,6 @@ impl<'a> ServiceActivity<'a> {
         self.tasks.iter().copied().filter(|task| !task.exited)
     }
 
-    /// The processor time on these CPUs.
     fn ran_on_ns(&self, cpus: &BTreeSet<CpuId>) -> u64 {
         self.on_cpu_ns
             .iter()
@@ -962,7 +961,7 @@ fn evicts_nothing(activity: &ServiceActivity<'_>, profiles: &Profiles) -> bool {
     sparing_ns as f64 >= MIN_SPARING_SHARE * activity.ran_ns as f64
 }
 
-/// Sorts losses, the largest first.
+/// Largest first.
 fn sort_losses(losses: &mut [ServiceLoss]) {
     losses.sort_by(|a, b| {
         b.loss

@@ -32,7 +32,6 @@ impl Parameters {
         ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64)])?;
         Ok(parameters)
     }
-    /// An idle plan for the next window.
     pub fn idle(&self) -> Plan {
         Plan::idle(WindowLength::Time { ns: self.window_ns })
     }

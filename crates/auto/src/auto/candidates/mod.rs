@@ -47,7 +47,6 @@ impl Mechanism {
         Mechanism::Gangs,
     ];
 
-    /// The mechanism's name in reasons.
     pub fn describe(self) -> &'static str {
         match self {
             Mechanism::Placement => "placement",

@@ -45,7 +45,6 @@ impl CurveChecks {
             .retain(|task, _| live_tasks.contains(task));
     }
 
-    /// Begins a window.
     pub fn observe(&mut self, view: &View<'_>) {
         let is_contradicted = |task: &TaskId| {
             let window = view.profiles.get(task).and_then(curve_window);

@@ -136,7 +136,6 @@ impl SpeedTracker {
         averaged.all(|sums| sums.windows >= sums.needed_windows())
     }
 
-    /// Keeps only the counts of live tasks.
     pub fn retain(&mut self, live_tasks: &BTreeSet<TaskId>) {
         self.current_sums
             .retain(|task, _| live_tasks.contains(task));

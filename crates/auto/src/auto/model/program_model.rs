@@ -591,7 +591,7 @@ impl ProgramModel {
             .max(MIN_COMPUTE_SHARE * measured_cycles);
     }
 
-    /// The solo cycles per instruction on a cache of this size.
+    /// Per instruction.
     pub fn solo_cycles(&self, cache_bytes: f64) -> f64 {
         if let Some(solo) = self.solo {
             return solo.cycles_per_instr;

@@ -124,7 +124,6 @@ impl SearchHistory {
             })
     }
 
-    /// Records that a search begins.
     pub fn record_start(&mut self, stamp: TaskStamp, window: u64) {
         self.last_search = Some((stamp, window));
         self.awaits_new_phase = false;

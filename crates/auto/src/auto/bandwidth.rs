@@ -746,6 +746,7 @@ fn spare_cpus(view: &View<'_>, cpus: &CpuSet, old_cpus: &CpuSet, count: u32) -> 
         .filter(|(_, ns)| *ns * 10 > view.observation.span.elapsed_ns)
         .map(|(cpu, _)| cpu.0)
         .collect();
+
     let caches = view.topology.online_last_levels();
     let promised_caches = caches
         .iter()

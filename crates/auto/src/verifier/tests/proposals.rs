@@ -242,6 +242,7 @@ fn an_interrupted_change_is_no_reference_for_the_next_one() {
                 self.is_open = true;
                 return propose(plan, VerificationMethod::Confirmation, Vec::new());
             }
+
             let verification = if self.is_open {
                 Verification::Pending
             } else {

@@ -62,6 +62,7 @@ pub fn run_stage(root: &Path, name: &str, command: &[&str]) -> Result<(), String
     let [program, arguments @ ..] = command else {
         return Err("ci-time stage NAME COMMAND...".to_string());
     };
+
     let (start, cpu_s) = (Instant::now(), process_cpu_s("self").unwrap_or_default());
     let status = Command::new(program)
         .args(arguments)
@@ -77,6 +78,7 @@ pub fn run_stage(root: &Path, name: &str, command: &[&str]) -> Result<(), String
             tests: Vec::new(),
         },
     )?;
+
     if status.success() {
         Ok(())
     } else {
@@ -121,6 +123,7 @@ pub fn report(root: &Path) -> Result<(), String> {
     complaints(MIN_NAMED_GROWTH)
         .iter()
         .for_each(|complaint| println!("ci-time: {complaint}"));
+
     let failures = complaints(MAX_GROWTH);
     if failures.is_empty() {
         Ok(())
@@ -278,6 +281,7 @@ mod tests {
         ];
         let slowdown = host_slowdown(&slow, &record);
         assert_eq!(slowdown, 1.3);
+
         let has_grown = |cost: &StageCost| {
             growth_complaint(cost, &record, slowdown, MIN_NAMED_GROWTH).is_some()
         };

@@ -105,6 +105,7 @@ fn remove_implied_edges(graph: &CrateGraph) -> CrateGraph {
         }
         reached_crates
     };
+
     let direct_uses = |used: &BTreeSet<String>| {
         let implied_crates: BTreeSet<String> =
             used.iter().flat_map(|used| reachable_from(used)).collect();

@@ -92,6 +92,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
+
         let complaints = check(root.path()).unwrap();
         assert_eq!(complaints.len(), 1, "{complaints:?}");
         assert!(complaints[0].contains("'cachemate_gone'"));

@@ -77,6 +77,7 @@ fn crate_paths(text: &str) -> Vec<String> {
         .map(|line| line.split("//").next().unwrap_or_default())
         .collect::<Vec<_>>()
         .join("\n");
+
     let mut paths = Vec::new();
     let mut remaining_code = code.as_str();
     while let Some(index) = ["crate::", "self::", "super::"]
@@ -92,6 +93,7 @@ fn crate_paths(text: &str) -> Vec<String> {
         }
         remaining_code = &remaining_code[index + tree.len().max(1)..];
     }
+
     paths
 }
 
@@ -168,6 +170,7 @@ fn find_cycles(edges: &BTreeMap<Module, BTreeSet<Module>>) -> Vec<BTreeSet<Modul
             .map(|other| (*other).clone())
             .collect()
     };
+
     let all_cycles: BTreeSet<BTreeSet<Module>> = edges
         .keys()
         .collect::<Vec<_>>()

@@ -16,6 +16,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
         .iter()
         .map(|page| (page.path.as_str(), heading_anchors(&page.text)))
         .collect();
+
     let mut complaints = Vec::new();
     for page in pages {
         for (line, target) in link_targets(&page.text) {
@@ -29,6 +30,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
             let has_anchor = anchors
                 .get(path.as_str())
                 .is_none_or(|known| anchor.is_empty() || known.contains(anchor));
+
             let exists = tree.paths.contains(&path);
             if !exists || !has_anchor {
                 let missing_kind = if exists { "heading" } else { "file" };
@@ -86,6 +88,7 @@ fn link_targets(text: &str) -> Vec<(usize, String)> {
 fn heading_anchors(text: &str) -> BTreeSet<String> {
     let mut anchors = BTreeSet::new();
     let mut is_in_code = false;
+
     for line in text.lines() {
         is_in_code ^= line.trim_start().starts_with("```");
         let heading = line.trim_start_matches('#');

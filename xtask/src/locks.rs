@@ -29,6 +29,7 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
         if !manifest.exists() {
             continue; // the package of the directory itself
         }
+
         for used_crate in missing_dependencies(&read_toml(&manifest)?, package) {
             complaints.push(format!(
                 "{FUZZER_DIR}/Cargo.lock: found no '{used_crate}' for crates/{crate_name}, which uses it: cargo update \
@@ -36,6 +37,7 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
             ));
         }
     }
+
     Ok(complaints)
 }
 

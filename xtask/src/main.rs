@@ -68,6 +68,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -13,6 +13,7 @@ const PAGES: &[&str] = &["docs/threat-model.md"];
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     let functions = declared_functions(tree);
     let mut complaints = Vec::new();
+
     for page in tree
         .files
         .iter()
@@ -33,6 +34,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
                 in_table |= last == "test";
                 continue;
             }
+
             let names: Vec<&str> = last.split('`').skip(1).step_by(2).collect();
             let missing_names = names.iter().filter(|name| !functions.contains(**name));
             complaints.extend(missing_names.map(|name| {
@@ -48,6 +50,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
             }
         }
     }
+
     complaints
 }
 

@@ -33,6 +33,7 @@ pub fn print(root: &Path) -> Result<(), String> {
             && file.has_ending("rs")
             && !is_test
     };
+
     for file in tree.files.iter().filter(is_source) {
         for PolicyConstant {
             name,
@@ -49,6 +50,7 @@ pub fn print(root: &Path) -> Result<(), String> {
             println!("| `{name}` | {value} | {meaning} | {} |", file.path);
         }
     }
+
     Ok(())
 }
 
@@ -65,6 +67,7 @@ fn read_constants(text: &str) -> Vec<PolicyConstant> {
         .windows(2)
         .position(is_test_module)
         .unwrap_or(lines.len());
+
     for line in &lines[..end] {
         if let Some(doc_text) = line.strip_prefix("///") {
             comment.push(doc_text.trim());
@@ -78,6 +81,7 @@ fn read_constants(text: &str) -> Vec<PolicyConstant> {
             None => meaning.clear(),
         }
     }
+
     constants
 }
 

@@ -131,6 +131,7 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
         .filter(is_outdated)
         .map(|(path, _)| path_from_root(path))
         .collect();
+
     let stray_pages = list_pages(root)?
         .into_iter()
         .filter(|path| !pages.iter().any(|(page, _)| page == path));
@@ -155,6 +156,7 @@ pub fn import(root: &Path, json: &Path, name: &str) -> Result<(), String> {
         results,
     } = serde_json::from_str(&text).map_err(error_in_file(json))?;
     let mut lines = String::new();
+
     // A result without a value is skipped: its recording is missing on this host, or its form lacks the workload.
     for result in results
         .into_iter()
@@ -170,6 +172,7 @@ pub fn import(root: &Path, json: &Path, name: &str) -> Result<(), String> {
             unit,
             seeds,
         } = result;
+
         let (command, version, date) = (command.clone(), version.clone(), date.clone());
         let figure = ResultRecord {
             id,
@@ -188,6 +191,7 @@ pub fn import(root: &Path, json: &Path, name: &str) -> Result<(), String> {
         lines.push_str(&serde_json::to_string(&figure).map_err(error_in_file(json))?);
         lines.push('\n');
     }
+
     let path = root
         .join(RESULTS_DIR)
         .join("data")
@@ -245,6 +249,7 @@ fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
             stray.id
         ));
     }
+
     for paper in &result_text.paper {
         let count = paper.findings.len();
         if count > MAX_SENTENCES {
@@ -254,6 +259,7 @@ fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
             ));
         }
     }
+
     let newest_version = figures
         .iter()
         .max_by(|a, b| a.date.cmp(&b.date))
@@ -266,6 +272,7 @@ fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
             current_figures(figures.iter().filter(|figure| paper.has_id(&figure.id))),
         ));
     }
+
     let dir = root.join(RESULTS_DIR);
     let mut pages = vec![(
         dir.join("index.md"),
@@ -296,6 +303,7 @@ fn current_figures<'a>(figures: impl Iterator<Item = &'a ResultRecord>) -> Vec<&
     let superseded: Vec<bool> = records.iter().map(|record| is_superseded(record)).collect();
     let mut superseded = superseded.into_iter();
     records.retain(|_| !superseded.next().unwrap_or_default());
+
     let figure_number = |figure: &ResultRecord| {
         let (name, number) = figure.id.rsplit_once('-').unwrap_or((&figure.id, ""));
         (
@@ -367,6 +375,7 @@ fn count_cells(figures: &[&ResultRecord], newest: &str) -> String {
         .iter()
         .filter(|figure| figure.version == newest)
         .count();
+
     format!(
         "{} | {} | {newest_count}",
         count_met(true),
@@ -396,6 +405,7 @@ fn render_page(paper: &Paper, figures: &[&ResultRecord], newest: &str) -> String
         .findings
         .iter()
         .for_each(|sentence| text.push_str(&format!("{}\n", wrap(&format!("- {sentence}"), "  "))));
+
     let figures: Vec<&ResultRecord> = figures
         .iter()
         .copied()
@@ -408,6 +418,7 @@ fn render_page(paper: &Paper, figures: &[&ResultRecord], newest: &str) -> String
     comparisons
         .iter()
         .for_each(|comparison| text.push_str(&comparison_table(comparison, &origins)));
+
     text.push_str(
         "\n## Runs\n\n| run | seeds | date | version | command |\n|---|---|---|---|---|\n",
     );
@@ -511,6 +522,7 @@ fn result_table(figures: &[&ResultRecord], origins: &[FigureOrigin<'_>]) -> Stri
             None => rows.push((figure, vec![figure])),
         }
     }
+
     let forms = [("full run", false), ("quick run", true)];
     let forms = forms
         .into_iter()
@@ -520,6 +532,7 @@ fn result_table(figures: &[&ResultRecord], origins: &[FigureOrigin<'_>]) -> Stri
     forms
         .iter()
         .for_each(|(name, _)| text.push_str(&format!(" {name} |")));
+
     text.push_str(&format!("\n|---|---|---|{}\n", "---|".repeat(forms.len())));
     for (first, row_figures) in rows {
         let title = first.title.replace('|', "\\|");
@@ -583,6 +596,7 @@ fn group_comparisons<'a>(
             None => groups.push((&figure.id, measure, vec![(variant, figure)])),
         }
     }
+
     groups.retain(|(.., members)| members.len() >= MIN_VARIANTS);
     let is_compared = |figure: &&ResultRecord| {
         groups.iter().any(|(.., members)| {
@@ -596,6 +610,7 @@ fn group_comparisons<'a>(
         .copied()
         .filter(|figure| !is_compared(figure))
         .collect();
+
     let mut tables: Vec<FigureComparison<'a>> = Vec::new();
     for (id, measure, members) in groups {
         let (variants, figures): (Vec<&str>, Vec<&ResultRecord>) = members.into_iter().unzip();
@@ -607,6 +622,7 @@ fn group_comparisons<'a>(
             }),
         }
     }
+
     (tables, other_figures)
 }
 
@@ -631,6 +647,7 @@ fn comparison_table(comparison: &FigureComparison<'_>, origins: &[FigureOrigin<'
         .iter()
         .map(|(.., figures)| common_target_of(figures))
         .collect();
+
     let mut text = String::from("\n| |");
     for ((id, measure, _), target) in comparison.measures.iter().zip(&targets) {
         let target = target_text(target);
@@ -849,6 +866,7 @@ mod tests {
             version: "1".into(),
             command: "c".into(),
         };
+
         let all_figures = [
             sample_figure("a: gain", "at least 1", 1.0),
             sample_figure("b: gain", "at least 1", 2.0),

@@ -87,6 +87,7 @@ impl Complaint {
 pub fn read(root: &Path) -> io::Result<SourceTree> {
     let (mut tree, mut pending_dirs) = (SourceTree::default(), vec![root.to_path_buf()]);
     tree.paths.insert(String::new());
+
     while let Some(directory) = pending_dirs.pop() {
         for entry in fs::read_dir(&directory)? {
             let path = entry?.path();
@@ -95,6 +96,7 @@ pub fn read(root: &Path) -> io::Result<SourceTree> {
                 .unwrap_or_default()
                 .to_string_lossy()
                 .into_owned();
+
             let shown_path = path
                 .strip_prefix(root)
                 .unwrap_or(&path)
@@ -115,6 +117,7 @@ pub fn read(root: &Path) -> io::Result<SourceTree> {
             tree.paths.insert(shown_path);
         }
     }
+
     tree.files.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(tree)
 }
@@ -149,8 +152,10 @@ fn scan(text: &str) -> Vec<RustLine> {
 fn scan_line(line: &str, state: &mut ScanState) -> RustLine {
     let mut parts = RustLine::default();
     let mut remaining = line;
+
     while let Some(c) = remaining.chars().next() {
         let length = c.len_utf8();
+
         match *state {
             ScanState::BlockComment => match remaining.strip_prefix("*/") {
                 Some(after) => (remaining, *state) = (after, ScanState::Code),
@@ -180,6 +185,7 @@ fn scan_line(line: &str, state: &mut ScanState) -> RustLine {
                     parts.comment = Some(comment.to_string());
                     return parts;
                 }
+
                 if let Some(after) = remaining.strip_prefix("/*") {
                     (remaining, *state) = (after, ScanState::BlockComment);
                 } else if let Some((hashes, after)) = raw_string_start(remaining, &parts.code) {
@@ -200,6 +206,7 @@ fn scan_line(line: &str, state: &mut ScanState) -> RustLine {
             }
         }
     }
+
     if *state != ScanState::Code && !parts.strings.is_empty() && !parts.strings.ends_with('\\') {
         parts.strings.push('\n');
     }

@@ -85,6 +85,7 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<(), String> {
             tests: Vec::new(),
         },
     )?;
+
     let start = Instant::now();
     let summary = Mutex::new(TestSummary::default());
     let queue = Mutex::new(programs);
@@ -102,12 +103,14 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<(), String> {
             });
         }
     });
+
     let mut summary = summary
         .into_inner()
         .map_err(|_| "a lane of tests panicked")?;
     if filter.is_empty() {
         run_doc_tests(root, &mut summary);
     }
+
     summary.costs.sort_by(|a, b| {
         b.cpu_s
             .total_cmp(&a.cpu_s)
@@ -123,6 +126,7 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<(), String> {
     for name in &summary.failures {
         println!("failed: {name}");
     }
+
     println!(
         "{} passed, {} failed, {} skipped",
         summary.passed,
@@ -169,6 +173,7 @@ fn build(root: &Path) -> Result<Vec<TestProgram>, String> {
     if !output.status.success() {
         return Err("the tests do not compile".to_string());
     }
+
     Ok(String::from_utf8_lossy(&output.stdout)
         .lines()
         .filter_map(parse_test_program)
@@ -182,6 +187,7 @@ fn parse_test_program(line: &str) -> Option<TestProgram> {
     if message.reason != "compiler-artifact" || !message.profile?.test {
         return None;
     }
+
     let dir = message.manifest_path.parent()?.to_path_buf();
     let package = dir.file_name()?.to_string_lossy().into_owned();
     let is_test_file = target.kind.iter().any(|kind| kind == "test");
@@ -231,6 +237,7 @@ fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mu
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn();
+
     let mut child = match spawn_result {
         Ok(child) => child,
         Err(error) => {
@@ -242,6 +249,7 @@ fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mu
     let pid = child.id().to_string();
     let (mut cpu_s, mut test_start, mut is_complete) = (0.0, Instant::now(), false);
     let (mut passed, start_time) = (0, Instant::now());
+
     for line in BufReader::new(child.stdout.take().expect("piped above"))
         .lines()
         .map_while(Result::ok)
@@ -254,6 +262,7 @@ fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mu
         if event.kind != "test" {
             continue;
         }
+
         let name = format!("{}::{}", program.name, event.name);
         match event.event.as_str() {
             "ignored" => update_summary(summary, |totals| totals.ignored += 1),
@@ -272,6 +281,7 @@ fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mu
                 if !is_ok {
                     println!("---- {name} failed:\n{}", event.stdout);
                 }
+
                 update_summary(summary, |totals| {
                     totals.costs.push(cost);
                     if is_ok {
@@ -285,6 +295,7 @@ fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mu
         }
         test_start = Instant::now();
     }
+
     let status = child.wait();
     if !is_complete {
         update_summary(summary, |totals| {
@@ -293,6 +304,7 @@ fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mu
                 .push(format!("{} ended early: {status:?}", program.name))
         });
     }
+
     println!(
         "{:<40} {passed:>4} passed {cpu_s:>7.1} CPU s {:>7.1} s",
         program.name,
@@ -313,6 +325,7 @@ fn run_doc_tests(root: &Path, summary: &mut TestSummary) {
         .current_dir(root)
         .stderr(Stdio::inherit())
         .output();
+
     match doc_run {
         Ok(output) => {
             let text = String::from_utf8_lossy(&output.stdout);

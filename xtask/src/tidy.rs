@@ -129,6 +129,7 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
             .collect();
         dependency_cycles::check(&crate_name, &path.join("src"), &code, &mut complaints)?;
     }
+
     for dir in ["xtask", "benches"] {
         for file in rust_files(&root.join(dir))? {
             check_source(dir, root, &file, &mut complaints)?;
@@ -196,6 +197,7 @@ fn check_dependencies(
             return Ok(());
         }
     };
+
     let Some((_, allowed_crates)) = ALLOWED_DEPENDENCIES
         .iter()
         .find(|(name, _)| *name == crate_name)
@@ -208,6 +210,7 @@ fn check_dependencies(
     let default_features = manifest
         .get("features")
         .and_then(|features| features.get("default"));
+
     // Whoever builds the command gets all of it; the package of the daemon asks for less.
     let complete_command = toml::Value::from(vec!["complete"]);
     let is_complete_command = crate_name == "cli" && default_features == Some(&complete_command);
@@ -223,6 +226,7 @@ fn check_dependencies(
             ));
         }
     }
+
     Ok(())
 }
 
@@ -279,6 +283,7 @@ fn check_source(
         .to_string();
     let mut is_in_tests = is_test_file(path.strip_prefix(root).unwrap_or(path));
     let is_pure = PURE_CRATES.contains(&crate_name);
+
     for (index, line) in text.lines().enumerate() {
         let mut complain =
             |complaint: String| complaints.push(format!("{shown_path}:{}: {complaint}", index + 1));
@@ -288,12 +293,14 @@ fn check_source(
         if crate_name == "xtask" {
             continue; // names the words it looks for
         }
+
         if let Some(word) = UNFINISHED_MARKS.iter().find(|word| line.contains(**word)) {
             complain(format!("'{word}': finish it or write it down in an issue"));
         }
         if is_in_tests {
             continue;
         }
+
         if code.contains(".unwrap()") {
             complain("`.unwrap()`: return an error, or `.expect(\"the invariant\")`".to_string());
         }
@@ -305,6 +312,7 @@ fn check_source(
         {
             complain(format!("'{word}' in the pure crate '{crate_name}'"));
         }
+
         let is_misplaced =
             |word: &&&str| !PIPELINE_CRATES.contains(&crate_name) && builds_type(code, word);
         if let Some(word) = PIPELINE_PARTS.iter().find(is_misplaced) {
@@ -312,6 +320,7 @@ fn check_source(
                 "'{word}' is built in crates/pipeline and nowhere else"
             ));
         }
+
         if let Some(word) = HOST_MATH_CALLS
             .iter()
             .find(|word| is_pure && code.contains(**word))
@@ -319,6 +328,7 @@ fn check_source(
             complain(format!("'{word}' differs between hosts: take it from libm"));
         }
     }
+
     Ok(())
 }
 

@@ -49,6 +49,7 @@ pub fn check_duplicates(tree: &SourceTree) -> Vec<Complaint> {
             .or_default()
             .push(declaration);
     }
+
     let may_repeat = |name: &str| {
         REPEATABLE_NAMES.contains(&name)
             || ALLOWED_TWICE.iter().any(|(allowed, _)| *allowed == name)
@@ -119,6 +120,7 @@ fn type_declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
                     line: index + 1,
                 });
             }
+
             let opens_block = words_after_visibility(&line.code)
                 .next()
                 .is_some_and(|word| matches!(word, "impl" | "trait"))
@@ -128,6 +130,7 @@ fn type_declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
             }
         }
     }
+
     declarations
 }
 

@@ -100,6 +100,7 @@ impl<'a> FramePool<'a> {
             }
             return Some(*next_fresh - 1);
         }
+
         self.first_slots[index] = self.next_slots[slot as usize];
         self.slot_counts[index] -= 1;
         Some(slot)
@@ -159,6 +160,7 @@ mod tests {
         let mut stock = FramePool::new(&mut memory);
         let mut free_slots: Vec<u32> = Vec::new();
         let mut seed = 9u64;
+
         for _ in 0..20_000 {
             seed = seed
                 .wrapping_mul(6_364_136_223_846_793_005)
@@ -171,6 +173,7 @@ mod tests {
                     FreeList::EmptyInFlight
                 }
             };
+
             match step {
                 0 => free_slots.extend(stock.pop(if which < 4 {
                     FreeList::Empty
@@ -199,6 +202,7 @@ mod tests {
                     }
                 }
             }
+
             let mut sorted = free_slots.clone();
             sorted.sort_unstable();
             sorted.dedup();

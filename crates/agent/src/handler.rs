@@ -195,6 +195,7 @@ impl Agent {
             own_bytes,
             ..AgentCounters::default()
         };
+
         Agent {
             files,
             reference_set,
@@ -325,6 +326,7 @@ impl Agent {
         if read_bytes < 0 {
             return read_bytes == sys::EAGAIN || read_bytes == -4;
         }
+
         for message in &messages[..read_bytes as usize / 32] {
             match message[0] as u8 {
                 fault::EVENT_FAULT => self.serve_fault(message[2] & !(PAGE - 1)),
@@ -379,6 +381,7 @@ impl Agent {
         } else {
             0
         };
+
         self.last_fault_page = page;
         if is_supplied {
             for _ in 0..self.pages_ahead {
@@ -387,6 +390,7 @@ impl Agent {
                 let Some((slot, color)) = self.frame_pool.take_allowed(self.counters.mask) else {
                     break;
                 };
+
                 if fault::move_page(
                     self.files.fault_fd,
                     self.slot_address(slot) as u64,
@@ -397,6 +401,7 @@ impl Agent {
                     self.pages_ahead = 0;
                     break;
                 }
+
                 self.release_slot(slot);
                 self.last_fault_page = next_page;
                 self.counters.faults_ahead += 1;
@@ -427,6 +432,7 @@ impl Agent {
             is_fallback = true;
             slot_and_color = self.frame_pool.take_any().map(|slot| (slot, u32::MAX));
         }
+
         if let Some((slot, color)) = slot_and_color {
             let move_status =
                 fault::move_page(self.files.fault_fd, self.slot_address(slot) as u64, page);
@@ -494,6 +500,7 @@ impl Agent {
             self.apply_target(now_ns);
             self.write_status();
         }
+
         if now_ns >= self.next_scan_ns
             || (handshake::is_ending() && !self.residency_scan.is_running)
         {
@@ -501,6 +508,7 @@ impl Agent {
             self.scan_period_ns = (2 * self.scan_period_ns).min(MAX_SCAN_PERIOD_NS);
             self.next_scan_ns = sys::now_ns() + self.scan_period_ns;
         }
+
         if !self.residency_scan.is_running
             && (now_ns >= self.next_pass_ns || handshake::is_ending())
         {
@@ -509,6 +517,7 @@ impl Agent {
                 ..ResidencyScan::default()
             };
         }
+
         let mut has_more = false;
         if self.frame_pool.allowed_count(self.counters.mask) < READY_FRAMES {
             let count_before = self.frame_pool.held_count();
@@ -532,6 +541,7 @@ impl Agent {
             0,
             0,
         ];
+
         // SAFETY: the kernel writes at most that many bytes.
         let read_bytes = unsafe { sys::call(sys::PREAD, args) };
         let all_colors_mask = if self.reference_set.colors() == 64 {
@@ -542,6 +552,7 @@ impl Agent {
         let Some((mask, must_move_all)) = parse_target(&text).filter(|_| read_bytes > 0) else {
             return;
         };
+
         let mask = mask & all_colors_mask;
         if mask != 0 && (mask, must_move_all) != (self.counters.mask, self.must_move_all) {
             self.must_move_all = must_move_all;
@@ -577,6 +588,7 @@ impl Agent {
     fn continue_pass(&mut self) {
         let start_ns = sys::now_ns();
         let mut now_ns = start_ns;
+
         while now_ns - start_ns < SLICE_NS {
             let Some(&range) = self.ranges.as_slice().get(self.residency_scan.range) else {
                 self.residency_scan.spent_ns += now_ns - start_ns;
@@ -613,6 +625,7 @@ impl Agent {
             self.residency_scan.page = range.end; // gone meanwhile
             return;
         }
+
         for index in 0..entry_count {
             let page = first_page + index as u64 * PAGE;
             self.residency_scan.page = page + PAGE;
@@ -627,6 +640,7 @@ impl Agent {
                 self.residency_scan.allowed_pages += 1;
                 continue;
             }
+
             let is_moved = range.is_writable
                 && self.must_move_all
                 && !handshake::is_ending()
@@ -641,6 +655,7 @@ impl Agent {
             } else {
                 self.residency_scan.unknown_pages += 1;
             }
+
             if sys::now_ns() - start_ns > SLICE_NS {
                 return;
             }
@@ -744,6 +759,7 @@ impl Agent {
                 self.in_flight = None;
                 return false;
             };
+
             match fault::move_page(self.files.fault_fd, copy, in_flight_page.address) {
                 0.. => {
                     self.in_flight = None;
@@ -777,6 +793,7 @@ impl Agent {
                 }
             }
         }
+
         self.in_flight = None;
         self.counters.lost_pages += 1;
         false
@@ -798,6 +815,7 @@ impl Agent {
         if unsafe { sys::call(sys::READ, args) } != 32 {
             return;
         }
+
         match message[0] as u8 {
             fault::EVENT_FAULT => {
                 fault::wake_waiters(self.files.fault_fd, message[2] & !(PAGE - 1));
@@ -826,6 +844,7 @@ impl Agent {
                 }
             }
         }
+
         let args = [
             self.files.status_fd as usize,
             self.buffer.as_ptr() as usize,

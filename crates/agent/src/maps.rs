@@ -142,6 +142,7 @@ pub fn read_ranges(
         return;
     }
     let (mut mapping_filter, mut filled_bytes) = (MappingFilter::default(), 0);
+
     loop {
         let free_buffer = &mut buffer[filled_bytes..];
         // SAFETY: the kernel writes at most as many bytes as the buffer has left.
@@ -161,6 +162,7 @@ pub fn read_ranges(
         if read_bytes <= 0 {
             break;
         }
+
         filled_bytes += read_bytes as usize;
         let mut parsed_bytes = 0;
         while let Some(length) = buffer[parsed_bytes..filled_bytes]
@@ -183,6 +185,7 @@ pub fn read_ranges(
             filled_bytes = 0; // a line longer than the buffer names a file, so it is not anonymous memory
         }
     }
+
     // SAFETY: a descriptor of the agent.
     unsafe { sys::call(sys::CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };
 }
@@ -210,6 +213,7 @@ mod tests {
             b"7ffe00000000-7ffe00021000 rw-p 00000000 00:00 0   [stack]",
             b"7ffe00100000-7ffe00102000 r-xp 00000000 00:00 0   [vdso]",
         ];
+
         let mut picker = MappingFilter::default();
         let picked: Vec<u64> = text
             .iter()

@@ -43,6 +43,7 @@ pub unsafe extern "C" fn mmap(
         unsafe { *__errno_location() = -result as c_int };
         return usize::MAX as *mut c_void;
     }
+
     // Anonymous and private; not growing downward, not locked, and without huge pages.
     if flags & 0x22 == 0x22 && flags & (0x100 | 0x2000 | 0x40000) == 0 {
         start::register_mapping(result as usize, bytes);

@@ -168,6 +168,7 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
             [own_path.0.as_ptr() as usize, 0o700, 0, 0, 0, 0],
         )
     };
+
     let create_flags = 0o100 | 2 | 0o1000;
     let status_fd = PathBuffer::new(&[dir, b"/", pid_text, b"/status"])?.open(create_flags)?;
     let report_refusal = |status_text: &str| {
@@ -185,11 +186,13 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
                 ],
             )
         };
+
         None
     };
     let wanted_path = PathBuffer::new(&[dir, b"/", pid_text, b"/wanted"])?;
     let target_fd = wanted_path.open(create_flags)?;
     let initial_target = format_target(mask, must_move_all);
+
     // SAFETY: the text's bytes.
     unsafe {
         sys::call(
@@ -204,6 +207,7 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
             ],
         )
     };
+
     let Some((set_start, set_bytes)) = map_file(&PathBuffer::new(&[dir, b"/reference-set"])?, 1, 0)
     else {
         return report_refusal("refused no reference set\n");
@@ -215,6 +219,7 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     else {
         return report_refusal("refused the reference set is of another version\n");
     };
+
     reference_set.map_frames();
     if !(0..50).any(|_| reference_set.calibrate().threshold_cycles().is_some()) {
         return report_refusal("refused hits and misses take about as long here\n");
@@ -224,6 +229,7 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     else {
         return report_refusal("refused no ledger\n");
     };
+
     // SAFETY: no memory is passed.
     let fault_fd = unsafe { sys::call(sys::USERFAULTFD, [0o2_004_000, 0, 0, 0, 0, 0]) };
     if fault_fd < 0 {
@@ -235,12 +241,14 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     let Some(memory) = AgentMemory::new(hold_pages) else {
         return report_refusal("refused no address space for the frames held\n");
     };
+
     let files = Files {
         fault_fd,
         target_fd,
         status_fd,
         pagemap_fd: -1,
     };
+
     // SAFETY: parts of a fresh mapping, of these sizes and page-aligned, that lives as long as the process.
     unsafe {
         let slot_links = core::slice::from_raw_parts_mut(
@@ -286,6 +294,7 @@ impl AgentMemory {
             PRIVATE_ANONYMOUS | NORESERVE,
             -1,
         )?;
+
         // SAFETY: ranges of the agent's mapping. No child gets the frames, none of them is part of a huge page, and the
         // handler's stack is populated before the handler starts (MADV_POPULATE_WRITE).
         unsafe {
@@ -298,6 +307,7 @@ impl AgentMemory {
                 sys::call(sys::MADVISE, [address, bytes, advice, 0, 0, 0]);
             }
         }
+
         Some(memory)
     }
     fn agent(&self) -> *mut Agent {
@@ -333,6 +343,7 @@ fn start_handler() -> Option<()> {
     REGISTRATION_FD.store(registration_fd as i32, Ordering::Relaxed);
     let low_fds = *agent.files();
     let argument = core::ptr::from_mut(agent).cast();
+
     // SAFETY: attributes and signal sets fit in the buffers passed; the stack is part of the agent's mapping.
     let error_code = unsafe {
         let (mut attributes, mut all_signals, mut previous_mask) =

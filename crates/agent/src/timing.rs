@@ -50,6 +50,7 @@ pub unsafe fn reload_cycles(
     line: usize,
 ) -> u64 {
     let offset = line % LINES_PER_PAGE * LINE_BYTES;
+
     // SAFETY: offsets stay inside the pages, which the caller promises are mapped.
     unsafe {
         load(target.add(offset));
@@ -58,6 +59,7 @@ pub unsafe fn reload_cycles(
                 load(page.add(offset));
             }
         }
+
         // The measured time must not include the translation: a line half a page away is in another set, but on the
         // same page.
         load(target.add((offset + PAGE_BYTES / 2) % PAGE_BYTES));
@@ -80,12 +82,14 @@ unsafe fn reload_each(
     mut record_cycles: impl FnMut(usize, u64),
 ) {
     let offset = line % LINES_PER_PAGE * LINE_BYTES;
+
     // SAFETY: offsets stay inside the pages, which the caller promises are mapped.
     unsafe {
         targets.iter().for_each(|target| load(target.add(offset)));
         for _ in 0..PASS_COUNT {
             pages.clone().for_each(|page| load(page.add(offset)));
         }
+
         for step in 0..BATCH_PAGES {
             let index =
                 (step.reverse_bits() >> (usize::BITS - BATCH_PAGES.ilog2())) ^ (line % BATCH_PAGES);
@@ -199,6 +203,7 @@ impl ReferenceSet {
         if !table.chunks_exact(4).all(is_inside_file) {
             return None;
         }
+
         let (colors, frames_per_color) = (header.colors, header.frames_per_color);
         Some(ReferenceSet {
             file,
@@ -338,6 +343,7 @@ impl ReferenceSet {
                     low = middle;
                 }
             }
+
             // SAFETY: the caller's promise.
             if unsafe {
                 self.has_color(page, low) && !self.has_color(page, (low + 1) % self.colors)
@@ -345,6 +351,7 @@ impl ReferenceSet {
                 return Some(low);
             }
         }
+
         None
     }
 
@@ -374,6 +381,7 @@ impl ReferenceSet {
             }
             return;
         }
+
         let bits = (u32::BITS - (self.colors - 1).leading_zeros()) as usize;
         let mut votes = [Votes::default(); BATCH_PAGES];
         let votes = &mut votes[..pages.len()];
@@ -388,6 +396,7 @@ impl ReferenceSet {
                 break;
             }
         }
+
         for ((page, votes), page_color) in pages.iter().zip(votes).zip(page_colors) {
             let color = Some(votes.decode_color(bits))
                 .filter(|color| votes.is_settled(bits) && *color < self.colors);
@@ -470,10 +479,12 @@ mod tests {
                     stray.record_traversal(bit, set, chance(3));
                 }
             }
+
             settled += u32::from(votes.is_settled(5));
             wrong += u32::from(votes.is_settled(5) && votes.decode_color(5) != color);
             strays += u32::from(stray.is_settled(5));
         }
+
         assert!(
             settled > 9_500 && wrong < 10 && strays == 0,
             "{settled} settled, {wrong} wrong, {strays} strays"

@@ -223,6 +223,7 @@ impl FreshFile {
         let name = path
             .file_name()
             .ok_or_else(|| refusal_error(path, "no file name", "the path of a file"))?;
+
         if let Ok(metadata) = path.symlink_metadata()
             && !metadata.is_file()
             && !metadata.is_symlink()
@@ -233,6 +234,7 @@ impl FreshFile {
                 "a plain file or none",
             ));
         }
+
         let fresh_path = path.with_file_name(unpredictable_name(&name.to_string_lossy())?);
         let file = create_new(&fresh_path)?;
         Ok(FreshFile {
@@ -370,6 +372,7 @@ mod tests {
         symlink(&secret, dir.path().join("growing")).unwrap();
         let mut growing = create(&dir.path().join("growing"), true).unwrap();
         growing.write_all(b"log").unwrap();
+
         assert_eq!(std::fs::read(dir.path().join("growing")).unwrap(), b"log");
         assert_eq!(std::fs::read(&secret).unwrap(), b"secret");
         symlink(&secret, dir.path().join("new")).unwrap();

@@ -223,6 +223,7 @@ impl TrustedDir {
         } else {
             Mode::empty()
         };
+
         let resolve_flags = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         let outcome = match rustix::fs::openat2(&self.fd, subpath, flags, mode, resolve_flags) {
             // Kernels before 5.6 lack `openat2`, and some system call filters reject it.
@@ -251,6 +252,7 @@ impl TrustedDir {
                 _ => return Err(Errno::XDEV),
             }
         }
+
         let Some((last_name, dir_names)) = names.split_last() else {
             return rustix::fs::openat(&dir, ".", flags, mode);
         };
@@ -274,6 +276,7 @@ impl TrustedDir {
         if flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC) {
             self.check_writable(subpath)?;
         }
+
         let full_path = || self.path.join(subpath);
         // The file is truncated only after the check, so that a rejected file keeps its content.
         let file = File::from(self.open_beneath(subpath, flags.difference(OFlags::TRUNC))?);
@@ -285,6 +288,7 @@ impl TrustedDir {
                 "a plain file (remove it)",
             ));
         }
+
         if !is_trusted(metadata.uid()) {
             return Err(refusal_error(
                 &full_path(),
@@ -292,6 +296,7 @@ impl TrustedDir {
                 "one of this user or of root",
             ));
         }
+
         if metadata.mode() & 0o002 != 0 {
             let mode = format!("a file with mode {:04o}", metadata.mode() & 0o7777);
             return Err(refusal_error(
@@ -300,6 +305,7 @@ impl TrustedDir {
                 "one that not every user may write",
             ));
         }
+
         if flags.contains(OFlags::TRUNC) {
             file.set_len(0)?;
         }
@@ -451,6 +457,7 @@ mod tests {
                 .to_string();
             assert!(error.contains(expected), "{error}");
         }
+
         if rustix::process::geteuid().is_root() {
             let (_parent, path) = dir_fixture();
             chown(&path, Some(STRANGER), None).unwrap();
@@ -474,6 +481,7 @@ mod tests {
             .unwrap();
         symlink(&secret, path.join("link")).unwrap();
         symlink(parent.path(), path.join("way")).unwrap();
+
         for rest in [
             "link",
             "way/secret",
@@ -576,6 +584,7 @@ mod tests {
             .replace("file", b"content")
             .unwrap();
         let dir = TrustedDir::open(&path, DirAccess::ReadOnly).unwrap();
+
         for outcome in [
             dir.replace("file", b"other"),
             dir.append_line(Path::new("file"), "line"),

@@ -31,6 +31,7 @@ pub fn build_phase(
             without_prefetch: None,
         }
     };
+
     ProgramPhase {
         instructions: None,
         references_per_instr: fills_per_instr(0.0),

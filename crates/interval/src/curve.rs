@@ -120,6 +120,7 @@ impl PhaseCurves {
             fill_windows(&mut nodes, step, footprint, self.stream_insertion);
             nodes
         };
+
         let number = self.has_prefetch_data.len() as u32;
         let has_prefetch_data = phase
             .points
@@ -132,6 +133,7 @@ impl PhaseCurves {
             self.without_prefetch
                 .extend_from_slice(&table_with_prefetch)
         }
+
         self.with_prefetch.extend(table_with_prefetch);
         self.footprint_lines
             .push(footprint.min(f64::from(self.capacity_lines())) as f32);
@@ -232,6 +234,7 @@ impl PhaseCurves {
         if window >= high {
             return (self.footprint_lines[curve as usize], 0.0);
         }
+
         let slope = self.lines_per_step / (high - low);
         let lines = self.lines_per_step * index as f32 + slope * (window - low);
         let max_lines = self.footprint_lines[curve as usize];
@@ -318,6 +321,7 @@ fn fill_windows(
 ) {
     let stream_fills = f64::from(nodes[nodes.len() - 1].fills_per_instr);
     let mut window = 0.0f64;
+
     for index in 1..nodes.len() {
         let fills = 0.5
             * (f64::from(nodes[index - 1].fills_per_instr)
@@ -355,6 +359,7 @@ impl JoinedCurve {
             true => smallest_point,
             false => without_lines(phase, latency_cycles),
         };
+
         let point_sizes = || phase.points.iter().map(|point| point.size_bytes);
         JoinedCurve {
             sizes_bytes: point_sizes().collect(),
@@ -421,6 +426,7 @@ fn without_lines(phase: &ProgramPhase, latency_cycles: f64) -> SizePoint {
     } else {
         latency_cycles
     };
+
     let demand_per_instr = phase
         .references_per_instr
         .max(smallest_point.demand_fills_per_instr);
@@ -437,6 +443,7 @@ fn without_lines(phase: &ProgramPhase, latency_cycles: f64) -> SizePoint {
                     + added_cycles(unprefetched.demand_fills_per_instr),
                 ..unprefetched
             });
+
     let extra_cycles = added_cycles(smallest_point.demand_fills_per_instr);
     SizePoint {
         size_bytes: 0.0,
@@ -471,6 +478,7 @@ fn interpolate_monotone(
         }
     };
     let low_slope = end_slope(before.map(|before| (low.0 - before.0, secant_slope(before, low))));
+
     let high_slope = end_slope(after.map(|after| (after.0 - high.0, secant_slope(high, after))));
     let t = (position - low.0) / width;
     let (complement, product) = (1.0 - t, t * (1.0 - t));
@@ -497,6 +505,7 @@ fn rates_of(point: &SizePoint, without_prefetch: bool) -> SizeRates {
                 point.memory_stall_cycles_per_instr,
             ),
         };
+
     SizeRates {
         cycles_per_instr: cycles as f32,
         stall_per_instr: stall as f32,
@@ -575,6 +584,7 @@ mod tests {
             memory_stall_cycles_per_instr: 1.6,
         });
         let step_bytes = phase.points[0].size_bytes;
+
         for (private_bytes, added_misses) in [(0.0, 0.099), (step_bytes, 0.0)] {
             let mut curves = PhaseCurves::new(LINES).with_private_bytes(private_bytes);
             let curve = curves.add(&phase, 64.0, 300.0);
@@ -660,6 +670,7 @@ mod tests {
         };
         let curve = add_phase(&|_| 0.01, 1.0);
         let falling = add_phase(&|lines| 0.02 * (1.0 - lines / (2.0 * LINES)), 3.0);
+
         let (none, half) = (
             curves.rates_at(curve, 1000.0, 0.0),
             curves.rates_at(curve, 1000.0, 0.5),

@@ -229,6 +229,7 @@ impl IntervalEngine {
                 issue_width
             }
         };
+
         let latency = f64::from(spec.memory.local_latency_cycles);
         let latency_or_memory =
             |latency_cycles: Option<u32>| latency_cycles.map_or(latency, f64::from);
@@ -241,6 +242,7 @@ impl IntervalEngine {
             (at * cpus_per_cache..(at + 1) * cpus_per_cache)
                 .step_by(spec.contexts_per_core as usize)
         };
+
         Some(IntervalEngine {
             hertz,
             min_step_cycles: MIN_STEP_CYCLES.max(if neighbor_bytes_per_cycle > 0.0 {
@@ -317,6 +319,7 @@ impl IntervalEngine {
             let curve = self.curves.add(phase, self.line_bytes, latency);
             first_curve = first_curve.min(curve);
         }
+
         let regions = program.phases.iter().map(|phase| {
             let indexed_region = |region_use: &crate::program::RegionUse| {
                 (
@@ -431,6 +434,7 @@ impl IntervalEngine {
             slots.stolen_share.push(0.0);
             slots.memory_index.push(0);
         }
+
         let index = slot as usize;
         slots.program[index] = program;
         slots.phase[index] = 0;
@@ -447,6 +451,7 @@ impl IntervalEngine {
             slots.switches[index],
             slots.stolen_share[index],
         ) = (0, 0.0, 0.0);
+
         slots.memory_index[index] = self.memory_nodes.len() as u32;
         self.memory_nodes.push(None);
         (
@@ -567,6 +572,7 @@ impl IntervalEngine {
                     .iter()
                     .zip(domains)
                     .all(|(a, b)| (a.capacity_lines, a.group) == *b);
+
             if self.topology_cache_of_model[index] == cache
                 && (!is_same || self.domain_members[index] != members)
             {
@@ -671,6 +677,7 @@ impl IntervalEngine {
                     (next_time, first_cache) = (due_time, index);
                 }
             }
+
             if next_time > end_cycle {
                 break;
             }
@@ -684,6 +691,7 @@ impl IntervalEngine {
         if self.ended_slots.is_empty() {
             self.now = end_cycle;
         }
+
         for index in 0..self.occupancy_models.len() {
             self.advance_model(index);
         }
@@ -798,6 +806,7 @@ impl IntervalEngine {
         }
         let occupancy_model = &self.occupancy_models[model_index];
         let slots = &mut self.slots;
+
         for entry in 0..occupancy_model.len() {
             if !occupancy_model.is_running[entry] {
                 continue;
@@ -810,6 +819,7 @@ impl IntervalEngine {
                 totals.wait_cycles += self.run_queues.tasks[index].demand * elapsed;
                 continue;
             }
+
             totals.instructions += instructions;
             totals.cycles += share * elapsed;
             totals.wait_cycles += (self.run_queues.tasks[index].demand - share).max(0.0) * elapsed;
@@ -820,6 +830,7 @@ impl IntervalEngine {
             slots.phase_left_instr[index] -= instructions;
             slots.work_left_instr[index] -= instructions;
         }
+
         self.occupancy_models[model_index].advance(self.now, &self.curves)
     }
 }

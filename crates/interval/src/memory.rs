@@ -203,6 +203,7 @@ impl MemorySystem {
         let slot_server = scheduling_spec
             .requests_in_flight
             .map(|slots| QueueServer::of_slots(f64::from(slots), f64::from(latency_cycles)));
+
         let slot_groups = if bus.is_some() {
             spec.packages
         } else {
@@ -215,6 +216,7 @@ impl MemorySystem {
                     PrefetcherSpec::Streamer { ahead_lines, .. } => Some(*ahead_lines as f32),
                     _ => None,
                 });
+
         let max_overlap = spec.pipeline.max_misses_in_flight() as f32;
         // A cache's prefetchers have about as many places of their own.
         let max_in_flight = if spec.prefetchers.is_empty() {
@@ -222,6 +224,7 @@ impl MemorySystem {
         } else {
             2.0 * max_overlap
         };
+
         MemorySystem {
             controllers: vec![controller; memory.nodes as usize],
             buses: bus.map_or(Vec::new(), |bus| vec![bus; spec.packages as usize]),
@@ -260,6 +263,7 @@ impl MemorySystem {
         } else {
             1.0 + (self.burst_lines(demand) - 1.0) * demand.busy_share()
         };
+
         LineSource {
             cycles: f64::from(demand.cycles),
             has_own_waits: true,
@@ -291,6 +295,7 @@ impl MemorySystem {
         let mut record_loss = |current_loss: f64, solo_loss: f64| {
             max_loss = max_loss.max(((current_loss - solo_loss) / (1.0 - solo_loss)) as f32)
         };
+
         for server in self.servers_on_path(node, package) {
             let (station, source) = (&server.station, self.source_at(server, demand, 0.0));
             let latency_lines = f64::from(self.latency_cycles) / station.cycles_per_line;
@@ -424,6 +429,7 @@ impl MemorySystem {
         } else {
             2
         };
+
         for _ in 0..sweeps {
             for package in first_package..first_package + packages {
                 self.solve_server(node, Some(package), ServerKind::Bus, for_each_demand);
@@ -479,6 +485,7 @@ impl MemorySystem {
         let Some(mut server) = self.server_mut(node, only_package, server_kind).copied() else {
             return;
         };
+
         let mut sources = std::mem::take(&mut self.sources);
         sources.clear();
         let (mut priority_lines, mut all_lines) = (0.0, 0.0);
@@ -492,6 +499,7 @@ impl MemorySystem {
             let speed = demand.cpu_share * demand.speed();
             priority_lines += server.priority_lines_per_instr(demand) * speed;
             all_lines += server.lines_per_instr(demand) * speed;
+
             // The wait of a demand includes all servers on its path; the wait at this server is subtracted.
             let added_elsewhere_cycles = if is_only_server {
                 0.0
@@ -501,6 +509,7 @@ impl MemorySystem {
             };
             sources.push(memory.source_at(&server, demand, added_elsewhere_cycles));
         });
+
         if server.has_demand_priority && all_lines > 0.0 {
             server.station.priority_share = f64::from((priority_lines / all_lines).min(1.0));
         }

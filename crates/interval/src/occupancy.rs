@@ -211,6 +211,7 @@ impl OccupancyModel {
             self.is_running[entry] = true;
             return entry;
         }
+
         self.task.push(task);
         self.is_running.push(true);
         self.curve.push(curve);
@@ -351,6 +352,7 @@ impl OccupancyModel {
         };
         self.domains = domains.iter().map(build_domain).collect();
         self.groups = groups.to_vec();
+
         for (task, domain) in self.task.iter().zip(&mut self.domain) {
             *domain = domain_of(*task).min(domains.len() as u8 - 1);
         }
@@ -395,6 +397,7 @@ impl OccupancyModel {
         if self.is_random {
             return self.advance_random(elapsed, curves);
         }
+
         for index in 0..self.len() {
             if self.rate[index] > 0.0 {
                 if self.window_instr[index] <= 0.0 {
@@ -404,6 +407,7 @@ impl OccupancyModel {
                 self.end_cycle[index] = now;
             }
         }
+
         let mut change = 0.0f32;
         for group in 0..self.groups.len() {
             change = change.max(self.advance_group(group as u8, now, curves));
@@ -475,6 +479,7 @@ impl OccupancyModel {
         let (mut low, mut high) = (start, now);
         let mut cutoff = start;
         let neighbor_lines_per_cycle = self.competing_lines_per_cycle();
+
         for _ in 0..MAX_ITERATIONS {
             let (own_sum, own_loss) = self.lines_and_loss_at(domains, cutoff, curves);
             let sum = own_sum + (neighbor_lines_per_cycle * (now - cutoff)) as f32;
@@ -485,6 +490,7 @@ impl OccupancyModel {
             {
                 break;
             }
+
             if excess > 0.0 {
                 low = cutoff
             } else {
@@ -497,6 +503,7 @@ impl OccupancyModel {
                 0.5 * (low + high)
             };
         }
+
         cutoff
     }
 
@@ -513,6 +520,7 @@ impl OccupancyModel {
             if cutoff >= end_cycle {
                 continue;
             }
+
             if cutoff < self.past_phases[index].end_cycle {
                 let (start, start_loss) =
                     self.past_phases[index].remaining_lines_and_loss(cutoff, curves);
@@ -521,6 +529,7 @@ impl OccupancyModel {
                 loss_per_cycle += start_loss;
                 continue;
             }
+
             let mut instr_per_cycle = 0.0;
             if cutoff >= start_cycle && end_cycle > start_cycle {
                 instr_per_cycle = window / (end_cycle - start_cycle);
@@ -531,6 +540,7 @@ impl OccupancyModel {
             sum += lines;
             loss_per_cycle += slope * instr_per_cycle as f32;
         }
+
         (sum, loss_per_cycle)
     }
 
@@ -542,6 +552,7 @@ impl OccupancyModel {
                 domain.cutoff = domain.cutoff.max(cutoff);
             }
         }
+
         for index in 0..self.task.len() {
             if domains >> self.domain[index] & 1 == 0 {
                 continue;

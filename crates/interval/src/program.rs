@@ -162,6 +162,7 @@ impl PhasedProgram {
         if self.phases.is_empty() {
             return refuse_field("phases".to_string(), "none".to_string(), "one or more");
         }
+
         if self
             .repeats_from
             .is_some_and(|at| at as usize >= self.phases.len())
@@ -203,9 +204,11 @@ impl ProgramPhase {
         {
             refuse("instructions", length.to_string(), "1 or more")?;
         }
+
         if self.points.is_empty() {
             refuse("points", "none".to_string(), "one size or more")?;
         }
+
         if !self.points.is_sorted_by(|a, b| a.size_bytes < b.size_bytes) {
             refuse(
                 "points",
@@ -213,6 +216,7 @@ impl ProgramPhase {
                 "ascending sizes, each once",
             )?;
         }
+
         let is_valid_number = |value: f64| value.is_finite() && value >= 0.0;
         let rates = [
             ("references_per_instr", self.references_per_instr),
@@ -226,6 +230,7 @@ impl ProgramPhase {
                 refuse(field, value.to_string(), "a number, 0 or more")?;
             }
         }
+
         for (index, point) in self.points.iter().enumerate() {
             let rates = [
                 ("size_bytes", point.size_bytes, point.size_bytes > 0.0),
@@ -247,6 +252,7 @@ impl ProgramPhase {
                     true,
                 ),
             ];
+
             for (field, value, is_valid) in rates {
                 if !(is_valid_number(value) && is_valid) {
                     refuse(
@@ -257,6 +263,7 @@ impl ProgramPhase {
                 }
             }
         }
+
         Ok(())
     }
 }

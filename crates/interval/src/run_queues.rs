@@ -118,6 +118,7 @@ impl RunQueues {
             turn_end: f64::INFINITY,
             ..RunQueue::default()
         };
+
         RunQueues {
             is_explicit,
             slice_cycles,
@@ -147,6 +148,7 @@ impl RunQueues {
             is_in_gang: false,
             is_alive: true,
         };
+
         if slot as usize == self.tasks.len() {
             self.tasks.push(task)
         } else {
@@ -264,6 +266,7 @@ impl RunQueues {
                     .iter()
                     .filter_map(|(_, seat)| *seat)
                     .for_each(|cpu| free_cpus.remove(cpu));
+
                 for &(slot, seat) in members {
                     let current_cpu = self.tasks[slot as usize].cpu;
                     let kept_cpu = current_cpu
@@ -274,6 +277,7 @@ impl RunQueues {
                         continue;
                     };
                     free_cpus.remove(cpu);
+
                     if current_cpu != Some(cpu) {
                         self.remove_from_queue(slot);
                         self.enqueue(slot, cpu);
@@ -281,6 +285,7 @@ impl RunQueues {
                 }
             }
         }
+
         self.rotations = rotations;
     }
 
@@ -385,18 +390,21 @@ impl RunQueues {
         let loads: Vec<f64> = (0..self.queues.len() as u32)
             .map(|cpu| self.queue_load(cpu))
             .collect();
+
         for source in 0..self.queues.len() as u32 {
             let load = if gang_only_cpus.contains(source) {
                 NO_TURN_LOAD
             } else {
                 loads[source as usize]
             };
+
             for &slot in &self.queues[source as usize].tasks {
                 let task = &self.tasks[slot as usize];
                 let task_load = task.weight * task.demand;
                 if task.is_in_gang {
                     continue;
                 }
+
                 let can_receive = |target: &u32| {
                     *target != source
                         && !gang_only_cpus.contains(*target)
@@ -410,6 +418,7 @@ impl RunQueues {
                 }
             }
         }
+
         best_move.map(|(_, slot, target)| (slot, target))
     }
 
@@ -470,6 +479,7 @@ impl RunQueues {
             .iter()
             .map(|&slot| self.tasks[slot as usize].weight)
             .sum();
+
         let mut ordered_tasks = tasks.clone();
         // The task with the least demand for its weight is served first, so that no remainder is distributed twice.
         ordered_tasks.sort_by(|&a, &b| {
@@ -507,6 +517,7 @@ impl RunQueues {
                 }
             }
         }
+
         let is_awake = |slot: &&u32| self.tasks[**slot as usize].wake_cycle <= now;
         let virtual_time_of = |slot: &u32| self.tasks[*slot as usize].virtual_time;
         let min_virtual_time = tasks
@@ -525,6 +536,7 @@ impl RunQueues {
             .map(|&slot| self.tasks[slot as usize].wake_cycle)
             .filter(|wake| *wake > now);
         let mut turn_end = wake_cycles.fold(f64::INFINITY, f64::min);
+
         for &slot in &tasks {
             let task = &mut self.tasks[slot as usize];
             // A task that slept catches up by at most one slice.
@@ -533,6 +545,7 @@ impl RunQueues {
             } else {
                 task.virtual_time
             };
+
             let mut share = 0.0;
             if Some(slot) == next_slot {
                 let burst = if task.demand < 1.0 {
@@ -545,6 +558,7 @@ impl RunQueues {
                 } else {
                     burst
                 };
+
                 let switch_cycles = if tasks.len() > 1 {
                     self.context_switch_cycles
                 } else {
@@ -555,6 +569,7 @@ impl RunQueues {
             }
             self.set_share(slot, share);
         }
+
         let queue = &mut self.queues[cpu];
         queue.tasks = tasks;
         (queue.turn_start, queue.turn_end) = (now, turn_end);
@@ -573,6 +588,7 @@ impl RunQueues {
             .gangs
             .get(next_gang)
             .map_or(1, |(_, slices)| *slices);
+
         rotation.current_gang = next_gang;
         rotation.turn_end = now + rotation.slice_cycles * f64::from(slices.max(1));
         let members: Vec<u32> = rotation
@@ -583,6 +599,7 @@ impl RunQueues {
             });
         let switch_share = self.context_switch_cycles
             / (rotation.turn_end - now).max(2.0 * self.context_switch_cycles);
+
         for cpu in self.rotations[index].cpus.clone().iter() {
             let queue = &mut self.queues[cpu as usize];
             (queue.turn_end, queue.turn_start) = (f64::INFINITY, now);

@@ -96,6 +96,7 @@ impl Regions {
                 0.0
             };
         }
+
         let own_rates = region_rates[cache];
         let transfer_probability = |remote_rate: f64, local_rate: f64| {
             if remote_rate > 0.0 {
@@ -129,6 +130,7 @@ mod tests {
         regions.add(region, 0, own.0, own.1);
         regions.add(region, 1, other.0, other.1);
         let expected = regions.remote_transfers(region, 0, |_| true);
+
         // One line: the events since cache 0 last touched it, and since it last wrote it.
         let mut state = 88_172_645_463_325_252u64;
         let mut next = || {
@@ -137,6 +139,7 @@ mod tests {
             state ^= state << 17;
             (state >> 11) as f64 / (1u64 << 53) as f64
         };
+
         let (mut was_written, mut was_touched) = (false, false);
         let (mut reads, mut remote_reads, mut writes, mut remote_writes) = (0, 0, 0, 0);
         for _ in 0..400_000 {

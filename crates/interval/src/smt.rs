@@ -26,6 +26,7 @@ pub fn compute_slot_waits(slot_cycles: f32, contexts: &[(f32, f32)], waits: &mut
             })
             .sum()
     };
+
     let (mut low, mut high) = (0.0f32, MAX_LOAD);
     for _ in 0..BISECTION_STEPS {
         let middle_utilization = 0.5 * (low + high);

@@ -86,6 +86,7 @@ impl LastUseBits {
             counts.iter().rposition(stops_here).unwrap_or(0)
         };
         let region = skip_back(&self.regions);
+
         let children_of = |parent: usize, size: usize, total: usize| {
             parent * size..((parent + 1) * size).min(total)
         };
@@ -97,6 +98,7 @@ impl LastUseBits {
             .iter_mut()
             .zip(&self.words[words.clone()])
             .for_each(|(count, word)| *count = word.count_ones());
+
         let word_index = words.start + skip_back(&counts[..words.len()]);
         let mut word = self.words[word_index];
         for _ in 0..nth {
@@ -203,6 +205,7 @@ mod tests {
             }
             stack.push(line);
         }
+
         // The list starts empty, so its first accesses miss lines that the stack already held.
         assert!(
             (f64::from(near) / 20_000.0 - 0.5).abs() < 0.02,

@@ -32,6 +32,7 @@ impl fmt::Display for UnavailableEvidence {
         } else {
             "have"
         };
+
         write!(
             out,
             "{} {verb} no {} here: {}",
@@ -66,6 +67,7 @@ pub fn missing_evidence(
             remedy,
         })
     });
+
     let is_needed = |kind: &EvidenceKind| {
         required_evidence
             .iter()
@@ -82,6 +84,7 @@ pub fn missing_evidence(
             remedy,
         })
     });
+
     let mut gaps: Vec<UnavailableEvidence> = Vec::new();
     for gap in policy_gaps.chain(profiler_gaps) {
         let is_same = |other: &&mut UnavailableEvidence| {
@@ -92,6 +95,7 @@ pub fn missing_evidence(
             None => gaps.push(gap),
         }
     }
+
     gaps
 }
 
@@ -110,6 +114,7 @@ fn evidence_refusal(
         EvidenceKind::PrimeProbe | EvidenceKind::Neighbor => Ability::ProbeFromOutside,
         EvidenceKind::StoredProfiles => return None,
     };
+
     match capabilities.abilities.get(&ability) {
         Some(Support::Yes { .. }) => None,
         Some(Support::No {
@@ -154,6 +159,7 @@ mod tests {
         machine
             .abilities
             .insert(Ability::CountPerCache, unsupported);
+
         let level = cachemate_core::CacheLevel::L3;
         let profilers: Vec<Box<dyn Profiler>> = vec![
             Box::new(CountersProfiler::new(level, 1.0)),
@@ -163,6 +169,7 @@ mod tests {
             .iter()
             .map(ToString::to_string)
             .collect();
+
         let expected =
             "policy 'casc', profiler 'co-run rows (PCMR)' have no counters of the shared cache";
         assert!(casc[0].starts_with(expected), "{casc:?}");

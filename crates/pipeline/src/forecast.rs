@@ -23,6 +23,7 @@ pub fn pair_forecast(
     else {
         return [None, None];
     };
+
     let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
     let cpu_sets = cpus
         .iter()
@@ -51,6 +52,7 @@ pub fn forecast_plan(
         min_window_ns: 1,
         min_slice_ns: None,
     };
+
     let observation = Observation {
         window: 0,
         span: TimeSpan {
@@ -64,6 +66,7 @@ pub fn forecast_plan(
         probe_results: Vec::new(),
         applied: AppliedPlan::default(),
     };
+
     let previous_plan = Plan::idle(WindowLength::Time { ns: 1 });
     let view = View {
         topology,

@@ -102,7 +102,7 @@ impl OfflineProfiler {
     }
 }
 
-/// Returns the last step of profiling for the policy called `name`.
+/// The last step of profiling for the policy called `name`.
 fn recall_by_name(name: &str) -> Option<Box<dyn ProfileRecall>> {
     Some(POLICIES.find(name)?.recall?())
 }

@@ -72,6 +72,7 @@ mod tests {
         };
         profiles.insert(TaskId(1), Profile::default().with_rates(measured));
         profiler.update(&observation_fixture(0, 2), &mut profiles);
+
         let rates = |task| {
             let rates = &profiles[&TaskId(task)].rates;
             (

@@ -68,6 +68,7 @@ impl Machine for ReplayMachine {
             Err(error) => return Err(MachineError(error.to_string())),
         };
         let observation = record.as_ref().map(|record| record.observation.clone());
+
         if let Some(online) = record.as_ref().and_then(|record| record.online.as_ref()) {
             self.header
                 .topology
@@ -86,6 +87,7 @@ impl Machine for ReplayMachine {
         if current_record.decision.plan == *plan {
             return Ok(current_record.applied.clone());
         }
+
         // The plan that was in force in the recorded run stays in force, whatever is requested.
         let message = first_difference(&current_record.decision.plan, plan);
         let refused_plan = RefusedItem {
@@ -232,6 +234,7 @@ pub fn replay(
     let machine = ReplayMachine::new(log);
     let current_record = Rc::clone(&machine.current_record);
     let damage = Rc::clone(&machine.damage);
+
     let windows = replay_windows(
         pipeline.start(machine),
         &current_record,
@@ -252,6 +255,7 @@ fn replay_windows<P: Policy>(
 ) -> Result<u64, ReplayError> {
     let mut window_count = 0;
     let mut previous_plan = control_loop.plan.clone();
+
     while let Some(record) = control_loop.step()? {
         let Some(recorded_window) = current_record.borrow().clone() else {
             break;

@@ -76,6 +76,7 @@ impl StandardPipeline {
         let last_level = topology.last_level_caches().next();
         let level = last_level.map_or(CacheLevel::L2, |cache| cache.level);
         let counted_instructions = self.counted_instructions;
+
         let mut profilers = vec![
             ProfilerConfig::Phases {
                 level,
@@ -99,6 +100,7 @@ impl StandardPipeline {
             ProfilerConfig::CoRunSlowdown,
             ProfilerConfig::PrimeProbe,
         ];
+
         if let Some((size_bytes, ways)) =
             last_level.and_then(|cache| Some((cache.size_bytes?, cache.ways?)))
         {
@@ -117,6 +119,7 @@ impl StandardPipeline {
             let line_bytes = last_level
                 .and_then(|cache| cache.line_bytes)
                 .map_or(64, u64::from);
+
             let point_count = u64::from(cache.points);
             profilers.push(ProfilerConfig::Stalls { cache });
             profilers.push(ProfilerConfig::Reuse {
@@ -133,6 +136,7 @@ impl StandardPipeline {
                 follows_thesis: false,
             });
         }
+
         profilers.push(ProfilerConfig::Stored);
         PipelineConfig {
             policy: self.policy,

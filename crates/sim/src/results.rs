@@ -180,6 +180,7 @@ impl SimMachine {
         self.programs
             .iter_mut()
             .for_each(|program| program.warm_up_completions = program.completions);
+
         let to_baseline = |index: usize| {
             let slot = self.tasks[index].slot;
             let dispatch_task = self.system.dispatcher.task(slot);
@@ -195,6 +196,7 @@ impl SimMachine {
                     .unwrap_or(0.0),
             }
         };
+
         self.baseline = Baseline {
             cycle: now,
             tasks: (0..self.tasks.len()).map(to_baseline).collect(),
@@ -233,6 +235,7 @@ impl SimMachine {
             .sum();
         let total_cycles = (elapsed_cycles * u64::from(self.spec.cpus())).max(1);
         let (picks, picks_before) = (self.system.dispatcher.picks, self.baseline.picks);
+
         RunResults {
             machine: self.spec.name.clone(),
             hertz: self.spec.hertz,
@@ -279,6 +282,7 @@ impl SimMachine {
             .system
             .thread(slot)
             .and_then(|thread| thread.progress());
+
         TaskResults {
             task: TaskId(index as u32),
             process: self.process_id(self.system.task(slot).process),

@@ -205,6 +205,7 @@ fn programs_touch_their_declared_regions_and_nothing_else() {
         if spec.threads != (1, 1) {
             options.background_threads = Some(1);
         }
+
         let mut program = known_program(&spec.name, 11, &options);
         let mut threads = std::mem::take(&mut program.threads);
         let mut touched = TouchedLines::new(program);
@@ -219,6 +220,7 @@ fn programs_touch_their_declared_regions_and_nothing_else() {
                 accesses += batch.len();
             }
         }
+
         let share = touched.touched as f64 / touched.lines as f64;
         if share < 0.95 {
             short.push(format!(
@@ -228,6 +230,7 @@ fn programs_touch_their_declared_regions_and_nothing_else() {
             ));
         }
     }
+
     assert!(short.is_empty(), "{}", short.join("\n"));
 }
 
@@ -453,6 +456,7 @@ fn waits_and_posts_balance() {
                     *count -= 1;
                     *wait = None;
                 }
+
                 has_run = true;
                 batch.clear();
                 match source.next_batch(&mut batch) {
@@ -462,6 +466,7 @@ fn waits_and_posts_balance() {
                     turn => panic!("{turn:?}"),
                 }
             }
+
             assert!(has_run, "every thread waits");
         }
         let progress: Vec<f64> = program
@@ -582,6 +587,7 @@ fn regrouping_moves_threads_to_other_data() {
         .filter(|region| region.name == "scoreboard")
         .copied()
         .collect();
+
     let mut boards_of = |thread: usize| -> Vec<usize> {
         let accesses = take(&mut *program.threads[thread], 60_000);
         data_accesses(&accesses)

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{TraceError, unknown_name_error};
 
-/// Returns the directories that may contain recordings, in the order of the search.
+/// The directories that may contain recordings, in the order of the search.
 pub fn recording_dirs() -> Vec<PathBuf> {
     if let Some(named_dir) = std::env::var_os("CACHEMATE_RECORDINGS") {
         return vec![PathBuf::from(named_dir)];
@@ -34,7 +34,7 @@ pub fn recording_dirs() -> Vec<PathBuf> {
     dirs
 }
 
-/// Returns the recordings of the first of `dirs` that has any: names and files, by name.
+/// The recordings of the first of `dirs` that has any: names and files, by name.
 pub fn find_recordings_in(dirs: &[PathBuf]) -> Vec<(String, PathBuf)> {
     dirs.iter()
         .map(|dir| list_recordings(dir))
@@ -42,12 +42,12 @@ pub fn find_recordings_in(dirs: &[PathBuf]) -> Vec<(String, PathBuf)> {
         .unwrap_or_default()
 }
 
-/// Returns all bundled recordings: names and files, by name; empty if none are installed.
+/// All bundled recordings: names and files, by name; empty if none are installed.
 pub fn bundled_recordings() -> Vec<(String, PathBuf)> {
     find_recordings_in(&recording_dirs())
 }
 
-/// Returns the bundled recording of a program.
+/// The bundled recording of a program.
 ///
 /// # Errors
 /// [`TraceError::Unknown`] with the known names and the nearest one; [`TraceError::NoRecordings`].
@@ -55,8 +55,8 @@ pub fn bundled_recording(name: &str) -> Result<PathBuf, TraceError> {
     find_by_name(bundled_recordings(), name)
 }
 
-/// Returns the path of a recording: a path, a `.cmt` file, or a bundled recording by its name. If there is no file
-/// `NAME.cmt`, the bundled recording is meant, whose name may also be that of a simulated program.
+/// The path of a recording: a path, a `.cmt` file, or a bundled recording by its name. If there is no file `NAME.cmt`,
+/// the bundled recording is meant, whose name may also be that of a simulated program.
 ///
 /// # Errors
 /// As [`bundled_recording`].

@@ -39,6 +39,7 @@ pub fn convert(
         writer.push_all(&batch)?;
         progress(writer.records());
     }
+
     let (_, totals) = writer.finish(reader.totals().cloned().unwrap_or_default())?;
     Ok(ConversionSummary {
         totals,

@@ -60,7 +60,7 @@ pub use source::CmtSource;
 
 /// A trace, read batch by batch in constant memory.
 pub trait TraceReader: Send {
-    /// Returns the metadata of the trace.
+    /// The metadata of the trace.
     fn header(&self) -> &TraceHeader;
 
     /// Replaces `batch` by the next records (at most 65 536, and at least one before the end); `false` at the end.
@@ -78,6 +78,6 @@ pub trait TraceReader: Send {
         Ok(has_more)
     }
 
-    /// Returns the totals, once they are known: after the end, or immediately for a complete, seekable `.cmt` file.
+    /// The totals, once they are known: after the end, or immediately for a complete, seekable `.cmt` file.
     fn totals(&self) -> Option<&TraceTotals>;
 }

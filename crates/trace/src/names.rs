@@ -4,7 +4,7 @@ use cachemate_core::nearest_name;
 
 use crate::TraceError;
 
-/// Returns the error for `name` among `known_names`, with the nearest name if one is close.
+/// The error for `name` among `known_names`, with the nearest name if one is close.
 pub fn unknown_name_error(
     subject: &'static str,
     name: &str,

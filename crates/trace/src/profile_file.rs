@@ -249,6 +249,7 @@ impl ProfileFile {
                 expected,
             ));
         }
+
         let profile: ProfileFile = serde_json::from_slice(bytes).map_err(json_error)?;
         profile.check(file)?;
         Ok(profile)
@@ -297,6 +298,7 @@ impl ProfileFile {
             check_ascending(&field_path, "sizes", &curve.points, |point| {
                 point.size_bytes
             })?;
+
             for (point_index, point) in curve.points.iter().enumerate() {
                 check_range(
                     &format!("{field_path}[{point_index}].miss_ratio"),
@@ -313,6 +315,7 @@ impl ProfileFile {
                 )?;
             }
         }
+
         for (index, histogram) in self.histograms.iter().enumerate() {
             check_ascending(
                 &format!("histograms[{index}].buckets"),
@@ -679,6 +682,7 @@ mod tests {
             low: 0.6,
             high: 0.4,
         };
+
         let cases: [(&str, fn(&mut ProfileFile, Estimate), Estimate); 8] = [
             (
                 "curves[0].points[0].miss_ratio.value",
@@ -740,6 +744,7 @@ mod tests {
                 estimate_near(-1.5),
             ),
         ];
+
         for (place, spoil, value) in cases {
             let mut file = full_profile_file();
             spoil(&mut file, value);

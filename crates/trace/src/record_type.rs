@@ -28,7 +28,7 @@ pub struct AccessRecord {
 }
 
 impl AccessRecord {
-    /// Returns the record as an access of a sample, with lines of `1 << line_shift` bytes.
+    /// The record as an access of a sample, with lines of `1 << line_shift` bytes.
     pub fn to_sampled(&self, line_shift: u32) -> SampledAccess {
         SampledAccess {
             line: self.address >> line_shift,
@@ -82,6 +82,7 @@ impl L1Filter {
                 .ok()
                 .and_then(|number| number.checked_mul(unit))
         };
+
         let (Some(size_bytes), Some(ways), Some(line_bytes), 2..=3) = (
             parse_size(parts[0]),
             parts.get(1).and_then(|text| text.parse().ok()),
@@ -101,7 +102,7 @@ impl L1Filter {
         Ok(filter)
     }
 
-    /// Returns the number of sets of the filter.
+    /// The number of sets of the filter.
     pub fn sets(&self) -> u64 {
         self.size_bytes / (u64::from(self.ways) * u64::from(self.line_bytes)).max(1)
     }
@@ -121,6 +122,7 @@ impl L1Filter {
         if !(1..=64).contains(&self.ways) {
             return Err(format!("found {} ways, expected 1-64", self.ways));
         }
+
         let way_bytes = u64::from(self.ways) * u64::from(self.line_bytes);
         if self.size_bytes > 64 << 20
             || !self.size_bytes.is_multiple_of(way_bytes)
@@ -131,6 +133,7 @@ impl L1Filter {
                 self.size_bytes
             ));
         }
+
         Ok(())
     }
 }
@@ -166,7 +169,7 @@ pub struct TraceHeader {
 }
 
 impl TraceHeader {
-    /// Returns a header for imported records: unfiltered, in one address space.
+    /// A header for imported records: unfiltered, in one address space.
     pub fn for_import(source: &str, instructions_known: bool) -> TraceHeader {
         TraceHeader {
             tool: concat!("cachemate ", env!("CARGO_PKG_VERSION")).to_string(),
@@ -196,6 +199,7 @@ impl TraceHeader {
         };
         check_power_of_two("line_bytes", self.line_bytes, 1, 1 << 20)?;
         check_power_of_two("page_bytes", self.page_bytes, 512, 1 << 30)?;
+
         match self.process_shift {
             // Below the page bits, two processes would share pages; from 64 on, no address bits are left.
             Some(shift) if !(12..64).contains(&shift) => Err((
@@ -206,7 +210,7 @@ impl TraceHeader {
         }
     }
 
-    /// Returns the process of a record: 0 in a file of one address space.
+    /// The process of a record: 0 in a file of one address space.
     pub fn process_of(&self, record: &AccessRecord) -> u32 {
         match self.process_shift {
             Some(shift @ 0..64) => (record.address >> shift) as u32,
@@ -285,6 +289,7 @@ impl TraceTotals {
             let found = format!("threads with {records} records");
             return Err((found, format!("{}, the file's total", self.records)));
         }
+
         if !self
             .core
             .stretches
@@ -293,10 +298,12 @@ impl TraceTotals {
             let found = "stretches of core timing out of order".to_string();
             return Err((found, "ascending records".to_string()));
         }
+
         if !self.core.branch_loads.is_sorted_by(|a, b| a.site < b.site) {
             let found = "loads of branches out of order".to_string();
             return Err((found, "ascending sites".to_string()));
         }
+
         let instructions = self.threads.iter().fold(0u64, |sum, thread| {
             sum.saturating_add(thread.instructions.unwrap_or(0))
         });

@@ -62,6 +62,7 @@ impl RunLogWriter {
         } else {
             LogSink::Plain(out)
         };
+
         let mut writer = RunLogWriter {
             sink,
             file,
@@ -117,6 +118,7 @@ impl RunLogWriter {
         if !serde_json::from_slice::<T>(&text).is_ok_and(|parsed| parsed == *value) {
             return Err(value_error());
         }
+
         text.push(b'\n');
         let outcome = match &mut self.sink {
             LogSink::Plain(out) => out.write_all(&text).and_then(|()| out.flush()),
@@ -160,6 +162,7 @@ impl RunLogReader {
             .take(4)
             .read_to_end(&mut start)
             .map_err(TraceError::io_error(&file, "read"))?;
+
         let is_compressed = start == ZSTD_MAGIC;
         let whole_input = std::io::Cursor::new(start).chain(input);
         let input: Box<dyn Read + Send> = if is_compressed {
@@ -189,12 +192,12 @@ impl RunLogReader {
         Ok(reader)
     }
 
-    /// Returns everything that a replay needs besides the records.
+    /// Everything that a replay needs besides the records.
     pub fn header(&self) -> &RunHeader {
         &self.header
     }
 
-    /// Returns the next record; `None` at the proper end.
+    /// The next record; `None` at the proper end.
     ///
     /// # Errors
     /// [`TraceError::Bad`] with the line, after every record before it; nothing follows.
@@ -252,6 +255,7 @@ impl RunLogReader {
             .by_ref()
             .take(LINE_BYTES_LIMIT)
             .read_until(b'\n', &mut self.line);
+
         if let Err(error) = read_result {
             if self.line_number > 1 && error.kind() == std::io::ErrorKind::UnexpectedEof {
                 let expected = "a whole line (is the run still in progress, or the log truncated?)";
@@ -260,6 +264,7 @@ impl RunLogReader {
                     expected,
                 ));
             }
+
             if self.line_number > 1 || error.kind() == std::io::ErrorKind::UnexpectedEof {
                 return Err(self.log_error(
                     format!("bytes that do not unpack ({error})"),
@@ -268,9 +273,11 @@ impl RunLogReader {
             }
             return Err(TraceError::io_error(&self.file, "read")(error));
         }
+
         if self.line.pop_if(|byte| *byte == b'\n').is_some() {
             return Ok(());
         }
+
         let found = match self.line.len() as u64 {
             LINE_BYTES_LIMIT => format!("more than {LINE_BYTES_LIMIT} bytes"),
             0 => "the end of the file".to_string(),

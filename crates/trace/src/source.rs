@@ -67,6 +67,7 @@ impl CmtSource {
                 total_gap = total_gap.saturating_add(record.gap);
             }
         }
+
         if records_per_round == 0 {
             let totals = reader.totals();
             let threads = totals.map_or(0, |totals| {
@@ -76,6 +77,7 @@ impl CmtSource {
                     .filter(|thread| thread.records > 0)
                     .count()
             });
+
             let found = format!("no record of thread {thread}");
             let expected = match threads {
                 0 => "at least one record: its program ended before the recorded part".to_string(),
@@ -88,6 +90,7 @@ impl CmtSource {
                 expected,
             ));
         }
+
         let thread_totals = reader
             .totals()
             .and_then(|totals| totals.threads.iter().find(|totals| totals.thread == thread));
@@ -104,6 +107,7 @@ impl CmtSource {
                 expected,
             ));
         }
+
         reader.rewind()?;
         let are_instructions_known = reader.header().instructions_known;
         let mut source = CmtSource {
@@ -130,28 +134,29 @@ impl CmtSource {
         for _ in 0..skip_records % records_per_round {
             source.next_record()?;
         }
+
         Ok(source)
     }
 
-    /// Returns the reason why the source ended early.
+    /// The reason why the source ended early.
     pub fn failure(&self) -> Option<&TraceError> {
         self.failure.as_ref()
     }
-    /// Returns the number of the thread's records in one round.
+    /// The number of the thread's records in one round.
     pub fn records_per_round(&self) -> u64 {
         self.records_per_round
     }
 
-    /// Returns the number of instructions that one round executes.
+    /// The number of instructions that one round executes.
     pub fn instructions_per_round(&self) -> u64 {
         self.instructions_per_round
     }
 
-    /// Returns the thread's next record; at the end of the file its first one, preceded by the instructions of the
-    /// tail.
+    /// The thread's next record; at the end of the file its first one, preceded by the instructions of the tail.
     fn next_record(&mut self) -> Result<AccessRecord, TraceError> {
         let mut wrap_count = 0;
         let mut tail_instructions = 0;
+
         loop {
             while let Some(&record) = self.batch.get(self.position) {
                 self.position += 1;
@@ -164,6 +169,7 @@ impl CmtSource {
                 }
             }
             self.position = 0;
+
             if !self.reader.read_batch(&mut self.batch)? {
                 wrap_count += 1;
                 if wrap_count > 1 {
@@ -177,6 +183,7 @@ impl CmtSource {
                         expected,
                     ));
                 }
+
                 self.reader.rewind()?;
                 self.rounds += 1;
                 self.records_in_round = 0;
@@ -198,6 +205,7 @@ impl CmtSource {
                 None => self.excess_instructions = self.excess_instructions + 1 - record.gap,
             }
         }
+
         if instructions_between >= u64::from(Access::GAP_LIMIT) {
             batch.push(Access::compute(
                 instructions_between.min(Access::ADDRESS_LIMIT - 1),
@@ -232,7 +240,7 @@ impl AccessSource for CmtSource {
         BatchEnd::More
     }
 
-    /// Returns the completed rounds through the recording.
+    /// The completed rounds through the recording.
     fn progress(&self) -> Option<f64> {
         Some(self.rounds as f64 + self.records_in_round as f64 / self.records_per_round as f64)
     }

@@ -70,6 +70,7 @@ pub(crate) fn serialize<S: Serializer>(
             accesses: pack(&encode_parts(&phase.parts))?,
         })
     });
+
     let phases: Result<Vec<StoredPhase>, std::io::Error> = phases.collect();
     let stored = StoredSample {
         line_bytes: sample.line_bytes,
@@ -99,6 +100,7 @@ fn decode_sample(stored: StoredSample) -> Result<StreamSample, String> {
              than lines"
         ));
     }
+
     let access_count = stored
         .phases
         .iter()
@@ -109,6 +111,7 @@ fn decode_sample(stored: StoredSample) -> Result<StreamSample, String> {
             "sample: found {access_count} accesses, expected at most {ACCESSES_LIMIT}"
         ));
     }
+
     let mut phases = Vec::with_capacity(stored.phases.len());
     for (index, phase) in stored.phases.into_iter().enumerate() {
         let phase =
@@ -131,6 +134,7 @@ fn decode_phase(phase: &StoredPhase) -> Result<StreamPhase, String> {
             "found a part of {found} accesses, expected at most {part_limit}"
         ));
     }
+
     let access_count: usize = phase.parts.iter().sum();
     let raw_limit = 4 * COLUMN_COUNT + MAX_ACCESS_BYTES * access_count;
     let columns = unpack(&phase.accesses, raw_limit, "accesses")?;
@@ -139,6 +143,7 @@ fn decode_phase(phase: &StoredPhase) -> Result<StreamPhase, String> {
             "accesses: found columns that do not fit, expected those of {access_count} accesses"
         )
     })?;
+
     let distances = unpack(&phase.distances, 20 * DISTANCES_LIMIT, "distances")?;
     let distances = decode_distances(&distances).ok_or_else(|| {
         format!("distances: found pairs out of order or cut off, expected at most {DISTANCES_LIMIT} of ascending bounds")
@@ -194,6 +199,7 @@ fn put_varint(bytes: &mut Vec<u8>, mut value: u64) {
 fn encode_parts(parts: &[Vec<SampledAccess>]) -> Vec<u8> {
     let mut columns: [Vec<u8>; COLUMN_COUNT] = Default::default();
     let [flags, gaps, lines, distances, dependences, sites, threads] = &mut columns;
+
     for part in parts {
         let mut previous_line = 0u64;
         for access in part {
@@ -212,12 +218,14 @@ fn encode_parts(parts: &[Vec<SampledAccess>]) -> Vec<u8> {
             if let Some(distance) = access.distance {
                 put_varint(distances, distance);
             }
+
             dependences.push(access.dependence);
             let site = access.site.map_or(0, NonZeroU16::get);
             sites.extend_from_slice(&site.to_le_bytes());
             put_varint(threads, u64::from(access.thread));
         }
     }
+
     let mut raw = Vec::new();
     for column in &columns {
         raw.extend_from_slice(&(column.len() as u32).to_le_bytes());
@@ -253,7 +261,7 @@ impl ColumnReader<'_> {
     }
 }
 
-/// Returns the parts with these numbers of accesses; `None` unless the columns fit exactly.
+/// The parts with these numbers of accesses; `None` unless the columns fit exactly.
 fn decode_parts(raw: &[u8], part_lengths: &[usize]) -> Option<Vec<Vec<SampledAccess>>> {
     let (heads, mut rest) = raw.split_at_checked(4 * COLUMN_COUNT)?;
     let mut columns = Vec::with_capacity(COLUMN_COUNT);
@@ -267,6 +275,7 @@ fn decode_parts(raw: &[u8], part_lengths: &[usize]) -> Option<Vec<Vec<SampledAcc
     else {
         return None;
     };
+
     let mut parts = Vec::with_capacity(part_lengths.len());
     for &length in part_lengths {
         let mut part = Vec::with_capacity(length);
@@ -280,6 +289,7 @@ fn decode_parts(raw: &[u8], part_lengths: &[usize]) -> Option<Vec<Vec<SampledAcc
             } else {
                 None
             };
+
             let site = u16::from_le_bytes([sites.byte()?, sites.byte()?]);
             part.push(SampledAccess {
                 line,

@@ -43,6 +43,7 @@ impl Agent {
             let Some(slot) = self.frame_pool.pop(FreeList::Empty) else {
                 break;
             };
+
             fetched_count += 1;
             // SAFETY: a page of the region's first half, which is not registered. It is written, because a page that
             // was only read would be the kernel's zero page.
@@ -55,6 +56,7 @@ impl Agent {
                 }
             }
         }
+
         let mut colors = [None; BATCH_PAGES];
         self.classify_by_timing(
             &slots[..unclassified_count],
@@ -90,15 +92,18 @@ impl Agent {
             .iter()
             .zip(&mut pages)
             .for_each(|(slot, page)| *page = self.slot_address(*slot));
+
         // SAFETY: pages of the region that hold frames and belong only to the agent.
         unsafe {
             self.reference_set
                 .classify_all(&pages[..slots.len()], colors)
         };
+
         for (page, color) in pages.iter().zip(&*colors) {
             if let Some(frame) = self.read_frame(*page as u64) {
                 self.record_color(frame, *color);
             }
+
             // A neighbor that came or went shifts hits and misses, so that no color is found until the threshold is
             // calibrated again.
             self.unclassified_run = if color.is_none() {
@@ -110,6 +115,7 @@ impl Agent {
                 self.reference_set.calibrate();
             }
         }
+
         self.counters.classified += slots.len() as u64;
         self.counters.classify_ns += sys::now_ns() - start_ns;
     }

@@ -35,6 +35,7 @@ impl IntervalEngine {
             step_growth(change)
         };
         self.compute_demand(model_index, 0.5 * growth.min(2.0) as f32);
+
         let node = self.node_of_model[model_index];
         let old_traffic = self.traffic[model_index];
         let controller = &mut self.memory.controllers[node];
@@ -83,10 +84,12 @@ impl IntervalEngine {
     /// phase changed.
     fn advance_phases(&mut self, model_index: usize) -> bool {
         let mut has_changed_phase = false;
+
         for entry in 0..self.occupancy_models[model_index].len() {
             if !self.occupancy_models[model_index].is_running[entry] {
                 continue;
             }
+
             let slot = self.occupancy_models[model_index].task[entry] as usize;
             if self.slots.work_left_instr[slot] < 0.5 && !self.slots.is_finished[slot] {
                 self.slots.is_finished[slot] = true;
@@ -96,6 +99,7 @@ impl IntervalEngine {
                 ) = (f64::INFINITY, f64::INFINITY);
                 self.ended_slots.push(slot as u32);
             }
+
             while self.slots.phase_left_instr[slot] < 0.5 && !self.slots.is_finished[slot] {
                 let compiled_program = &self.programs[self.slots.program[slot] as usize];
                 let next_phase = self.slots.phase[slot] + 1;
@@ -110,6 +114,7 @@ impl IntervalEngine {
                     self.ended_slots.push(slot as u32);
                     break;
                 };
+
                 let length = compiled_program.program.phases[next_phase as usize]
                     .instructions
                     .unwrap_or(f64::INFINITY);
@@ -121,6 +126,7 @@ impl IntervalEngine {
                 has_changed_phase = true;
             }
         }
+
         has_changed_phase
     }
 
@@ -130,6 +136,7 @@ impl IntervalEngine {
         let node = self.node_of_model[model_index];
         let package = self.package_of_model[model_index];
         let occupancy_model = &mut self.occupancy_models[model_index];
+
         for entry in 0..occupancy_model.len() {
             let lines = occupancy_model.lines[entry];
             let middle_lines =
@@ -138,6 +145,7 @@ impl IntervalEngine {
             if !occupancy_model.is_running[entry] {
                 continue;
             }
+
             let slot = occupancy_model.task[entry] as usize;
             let slots = &mut self.slots;
             // A task that waits for its turn has no demand; it is examined again when it runs.
@@ -145,6 +153,7 @@ impl IntervalEngine {
                 continue;
             }
             let dropped_share = slots.dropped_prefetch_share[slot];
+
             // The profile contains first touches: as long as the task has lost no line, it misses as often as alone.
             slots.starts_from_empty_cache[slot] &= occupancy_model.has_all_lines(entry);
             let size = if slots.starts_from_empty_cache[slot] {
@@ -155,6 +164,7 @@ impl IntervalEngine {
             let rates = self
                 .curves
                 .rates_at(occupancy_model.curve[entry], size, dropped_share);
+
             let demand = &mut slots.memory_demand[slot];
             demand.cycles = rates.cycles_per_instr + slots.extra_cycles_per_instr[slot];
             let demand_stall = self
@@ -171,6 +181,7 @@ impl IntervalEngine {
                 demand.cpu_share =
                     slots.external_rate[slot] as f32 * (demand.cycles + demand.queued_cycles);
             }
+
             let prefetch = match self.memory.can_throttle_prefetch()
                 && demand.serial_late_lines > 0.0
             {
@@ -187,6 +198,7 @@ impl IntervalEngine {
             let counts_per_instr = &mut slots.counts_per_instr[slot];
             let phase = &self.programs[slots.program[slot] as usize].program.phases
                 [slots.phase[slot] as usize];
+
             // The line of a dropped prefetch is referenced by demand instead, and misses.
             let aided_misses = if dropped_share > 0.0 {
                 self.curves
@@ -206,9 +218,11 @@ impl IntervalEngine {
                 .curves
                 .solo_cycles_per_instr(occupancy_model.curve[entry]);
         }
+
         if self.contexts_per_core > 1 {
             self.compute_core_waits(model_index);
         }
+
         for entry in 0..self.occupancy_models[model_index].len() {
             let slot = self.occupancy_models[model_index].task[entry] as usize;
             if self.occupancy_models[model_index].is_running[entry] && !self.slots.is_off_cpu(slot)
@@ -242,6 +256,7 @@ impl IntervalEngine {
                     })
                     .collect(),
             };
+
             for (slots, cap) in groups {
                 let delay = line_delay(&self.slots, slots, cap);
                 for &slot in slots {
@@ -275,6 +290,7 @@ impl IntervalEngine {
                 extra_cycles += half_private_cycles * sibling_load.min(1.0);
             }
         }
+
         let (mut hits, mut cycles) = (0.0, 0.0);
         for &(region, reads, writes) in &compiled_program.regions[phase] {
             let package = self.package_of_model[model_index];
@@ -289,6 +305,7 @@ impl IntervalEngine {
                 * (near_share * self.same_package_cycles
                     + (1.0 - near_share) * self.other_package_cycles);
         }
+
         (
             self.slots.counts_per_instr[slot][REMOTE_HITS],
             self.slots.counts_per_instr[slot][REMOTE_CYCLES],
@@ -327,6 +344,7 @@ impl IntervalEngine {
         let contexts_per_core = self.contexts_per_core;
         let mut contexts = [(0.0f32, 0.0f32); 16];
         let mut waits = [0.0f32; 16];
+
         for index in 0..self.cores_of_model[model_index].len() {
             let core = self.cores_of_model[model_index][index];
             let mut count = 0;
@@ -343,6 +361,7 @@ impl IntervalEngine {
                         0.0
                     };
                 }
+
                 if speed > 0.0 {
                     contexts[count] = (share / speed, share.min(1.0));
                     count += 1;
@@ -390,6 +409,7 @@ impl IntervalEngine {
                 self.compute_demand(neighbor_index, 0.0);
             }
         }
+
         let (occupancy_models, slots) = (&self.occupancy_models, &mut self.slots);
         let (packages, nodes) = (&self.package_of_model, &self.node_of_model);
         self.memory.solve_node(node, &mut |visit| {
@@ -409,6 +429,7 @@ impl IntervalEngine {
         let is_large_change =
             (utilization - self.reported_load[node]).abs() > 10.0 * MIN_REPORTED_LOAD_CHANGE;
         self.reported_load[node] = utilization;
+
         for neighbor_index in 0..self.occupancy_models.len() {
             if self.node_of_model[neighbor_index] != node {
                 continue;
@@ -437,6 +458,7 @@ impl IntervalEngine {
             if !occupancy_model.is_running[entry] {
                 continue;
             }
+
             let slot = occupancy_model.task[entry] as usize;
             let demand = &self.slots.memory_demand[slot];
             let external_rate = self.slots.external_rate[slot];
@@ -446,6 +468,7 @@ impl IntervalEngine {
             } else {
                 f64::from(demand.cpu_share) * f64::from(demand.speed())
             };
+
             // A task that has never run has no speed yet.
             let rate = if is_finished || self.slots.is_off_cpu(slot) {
                 0.0
@@ -461,6 +484,7 @@ impl IntervalEngine {
             }
         }
         self.phase_ends_at[model_index] = phase_end;
+
         if !self.shared_regions.is_empty() {
             for entry in 0..self.occupancy_models[model_index].len() {
                 if self.occupancy_models[model_index].is_running[entry] {
@@ -528,6 +552,7 @@ fn line_delay(slots: &Slots, tasks: &[u32], cap: f32) -> f32 {
     if traffic(0.0) <= cap {
         return 0.0;
     }
+
     let shares = tasks
         .iter()
         .map(|slot| slots.memory_demand[*slot as usize].cpu_share);

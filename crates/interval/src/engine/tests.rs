@@ -98,6 +98,7 @@ fn neighbors_in_a_cache_slow_each_other() {
         engine.run(8e9);
         engine.task_totals(slots[0]).instructions - instr_before
     };
+
     let (solo_instr, split_instr, shared_instr) = (speed(&[0]), speed(&[0, 2]), speed(&[0, 1]));
     assert!(
         (split_instr / solo_instr - 1.0).abs() < 0.01,
@@ -117,6 +118,7 @@ fn phases_change_at_the_stated_instructions() {
         instructions: Some(1e9),
         ..closed_form::build_phase(64.0, LINES, 4, |_| 0.0)
     };
+
     let slow = ProgramPhase {
         instructions: Some(1e9),
         ..closed_form::build_phase(64.0, LINES, 4, |_| 0.01)
@@ -155,6 +157,7 @@ fn a_task_that_returns_to_old_lines_is_in_its_present_phase() {
     engine.run_queues.set_allowed_cpus(slot, cpu_set(&[2]));
     engine.run(1e10);
     assert_eq!(engine.phase_index(slot), 1);
+
     let speed = |engine: &mut IntervalEngine| {
         let (instr_before, now) = (engine.task_totals(slot).instructions, engine.now_cycles());
         engine.run(now + 1e9);
@@ -205,6 +208,7 @@ fn streams_in_different_caches_share_a_nodes_bandwidth() {
     let slots: Vec<u32> = (0..4)
         .map(|cpu| engine.start_task(program, cpu_set(&[cpu])))
         .collect();
+
     engine.run(4e9);
     let instr_before: Vec<f64> = slots
         .iter()
@@ -237,6 +241,7 @@ fn averaged_and_explicit_turns_agree_if_turns_are_short() {
             .iter()
             .map(|&program| engine.start_task(program, cpu_set(&[0, 1])))
             .collect();
+
         engine.run(2e9);
         let instr_before: Vec<f64> = slots
             .iter()
@@ -250,6 +255,7 @@ fn averaged_and_explicit_turns_agree_if_turns_are_short() {
             .sum();
         total
     };
+
     let (explicit, averaged) = (run(true), run(false));
     assert!(
         (explicit / averaged - 1.0).abs() < 0.03,
@@ -274,6 +280,7 @@ fn a_migration_costs_the_refill_and_nothing_else() {
     let instr_before = engine.task_totals(slot).instructions;
     engine.run(4e9);
     let lost_instr = speed * 1e9 - (engine.task_totals(slot).instructions - instr_before);
+
     // It misses each of its lines once more, and each miss waits 100 cycles; at its usual speed it does this much work.
     let expected = 40_000.0 * 100.0 * speed;
     assert!(engine.step_count < 300, "{} steps", engine.step_count);
@@ -309,6 +316,7 @@ fn sharing_across_caches_costs_and_within_one_does_not() {
     };
     let (shared_counts, split_counts) = (run([0, 1]), run([0, 2]));
     assert_eq!(shared_counts.1, 0.0);
+
     // Reads: writes elsewhere over all accesses, 5 of 20; writes: 15 of 20.
     let expected = 0.01 * 0.25 + 0.005 * 0.75;
     assert!(
@@ -349,6 +357,7 @@ fn contexts_of_one_core_share_its_slots() {
             .points
             .iter_mut()
             .for_each(|point| point.cycles_per_instr = 0.6);
+
         let program = engine.add_program(PhasedProgram::endless_program("quick", quick));
         let slots: Vec<u32> = (0..count)
             .map(|cpu| engine.start_task(program, cpu_set(&[cpu])))
@@ -360,6 +369,7 @@ fn contexts_of_one_core_share_its_slots() {
             .sum();
         total / 1e9
     };
+
     let (one, two) = (run(1), run(2));
     assert!((one - 1.0 / 0.6).abs() < 1e-3, "{one}");
     assert!(

@@ -54,13 +54,16 @@ impl IntervalMachine {
                 ChangeKind::StartGangs { .. } | ChangeKind::StopGangs { .. }
             )
         };
+
         // While a probe holds CPUs, gangs wait until the probe has ended.
         if derived_changes.changes.iter().any(changes_gangs) && !self.has_probe_with_cpus() {
             self.pass_gangs_to_queues();
         }
+
         if !derived_changes.changes.is_empty() {
             self.engine.run_queues.balance();
         }
+
         if !plan.penalties.is_empty() {
             let message = "time sharing is averaged, so no task is picked individually".to_string();
             refusals.push(RefusedItem {
@@ -69,6 +72,7 @@ impl IntervalMachine {
                 message,
             });
         }
+
         self.plan = plan.clone();
         self.divide_caches();
         self.limit_bandwidth();
@@ -108,6 +112,7 @@ impl IntervalMachine {
                 no_idle_turns: None,
             }
         };
+
         let process_colors = |interval_task: &IntervalTask| {
             let current_assignment = self.colors.get(&interval_task.process).cloned();
             (
@@ -119,6 +124,7 @@ impl IntervalMachine {
             )
         };
         let has_colors = self.spec.pages.colors.is_some();
+
         MachineState {
             tasks: self.live_tasks().map(task_state).collect(),
             classes: self.classes.clone(),
@@ -139,6 +145,7 @@ impl IntervalMachine {
 
     fn apply_change(&mut self, change: &Change) -> Result<(), RefusedItem> {
         let refuse_exited = || change.failed("the task has ended");
+
         match &change.kind {
             ChangeKind::Affinity { task, to, .. } => {
                 let slot = self.slot_of(*task).ok_or_else(refuse_exited)?;
@@ -188,6 +195,7 @@ impl IntervalMachine {
             }
             ChangeKind::Cpuset { .. } => return Err(change.failed("this machine has no groups")),
         }
+
         Ok(())
     }
 
@@ -210,6 +218,7 @@ impl IntervalMachine {
                 gangs,
             )
         };
+
         let rotations = self.gangs.iter().map(build_rotation).collect();
         self.engine.run_queues.set_rotations(rotations);
     }
@@ -321,6 +330,7 @@ impl IntervalMachine {
             .map(|cache| cache.id)
             .collect();
         let level_ways = self.spec.last_level_cache().map_or(1, |cache| cache.ways);
+
         for (cache_index, cache) in contended_caches.iter().enumerate() {
             let mut masks: Vec<IndexSet> = Vec::new();
             let mut members: Vec<(u32, usize)> = Vec::new();
@@ -336,6 +346,7 @@ impl IntervalMachine {
                         level_ways,
                     ))
                 };
+
                 // A frame has the same color in every cache.
                 let colors = || {
                     Some((
@@ -350,6 +361,7 @@ impl IntervalMachine {
                     masks.push(mask);
                 }
             }
+
             let live_count = self.live_tasks().count();
             let is_partly_shared = members.len() < live_count
                 || self.external_slots.contains_key(&(cache_index as u32));
@@ -367,6 +379,7 @@ impl IntervalMachine {
                 .iter()
                 .map(|&(share, group)| (lines_of_share(share), group))
                 .collect();
+
             let groups: Vec<f32> = division
                 .groups
                 .iter()
@@ -388,6 +401,7 @@ impl IntervalMachine {
         };
         let contended_caches = self.topology.caches.iter().filter(|cache| cache.last_level);
         let caches: Vec<CacheId> = contended_caches.map(|cache| cache.id).collect();
+
         for (cache_index, cache) in caches.iter().enumerate() {
             let limit_of_class = |(class, limits): (&ServiceClassId, &ClassLimits)| {
                 let level = *limits.bandwidth.get(cache)?;
@@ -426,6 +440,7 @@ impl IntervalMachine {
             applied_plan.record_task(interval_task.task, cpus, weight, &all_cpus, &self.plan);
         }
         applied_plan.probes = self.probes.iter().map(|active| active.probe.id).collect();
+
         for share in &self.plan.shares {
             let has_colors = matches!(share.units, Units::Colors { .. });
             let page_move = self.page_moves.iter().find(|moving| {
@@ -438,6 +453,7 @@ impl IntervalMachine {
                     / (moving.end_ns - moving.start_ns).max(1) as f64
             };
             let moved_share = page_move.map_or(1.0, |moving| progress(moving, 1.0));
+
             if let Some(moving) = page_move.filter(|_| has_colors) {
                 let item = PlanItem::Share(share.group, share.cache);
                 let done = (progress(moving, moving.pages as f64) as u64).min(moving.pages);
@@ -447,6 +463,7 @@ impl IntervalMachine {
                     total: Some(moving.pages),
                 });
             }
+
             applied_plan.shares.push(ActiveShare {
                 share: share.clone(),
                 pages_in_share: has_colors.then_some(moved_share.min(1.0)),
@@ -454,6 +471,7 @@ impl IntervalMachine {
                 occupancy_bytes: self.share_occupancy(share),
             });
         }
+
         applied_plan.bandwidth = self.active_bandwidth();
         applied_plan.cost_ns = self.cost_ns as u64;
         applied_plan

@@ -31,6 +31,7 @@ pub fn divide_cache(units: u32, masks: &[IndexSet], is_shared: bool) -> CacheDiv
             });
         part_of_mask.push(index.min(crate::occupancy::MAX_DOMAINS - 1) as u8);
     }
+
     distinct_masks.truncate(crate::occupancy::MAX_DOMAINS);
     // Parts that overlap, directly or through others, are in one group. The first group is empty unless some tasks
     // may use the whole cache.
@@ -47,6 +48,7 @@ pub fn divide_cache(units: u32, masks: &[IndexSet], is_shared: bool) -> CacheDiv
             }
         }
     }
+
     let mut group_numbers: Vec<usize> = group_by_mask.clone();
     group_numbers.sort_unstable();
     group_numbers.dedup();
@@ -56,6 +58,7 @@ pub fn divide_cache(units: u32, masks: &[IndexSet], is_shared: bool) -> CacheDiv
             .position(|group_number| *group_number == group_by_mask[mask_index])
             .unwrap_or(0) as u8
     };
+
     let share_of_units = |set: &IndexSet| f64::from(set.count()) / f64::from(units.max(1));
     let group_share = |number: u8| {
         let members = (0..distinct_masks.len())

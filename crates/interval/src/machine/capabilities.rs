@@ -11,6 +11,7 @@ pub fn model_capabilities(spec: &MachineSpec, topology: &Topology) -> Capabiliti
         .iter()
         .any(|cache| cache.way_partitions.is_some());
     let counters = format!("{} at once", spec.counters.count);
+
     let abilities = BTreeMap::from([
         (Ability::CountPerTask, Support::with_note(&counters)),
         (Ability::CountPerCache, Support::with_note("")),
@@ -61,6 +62,7 @@ pub fn model_capabilities(spec: &MachineSpec, topology: &Topology) -> Capabiliti
             ),
         ),
     ]);
+
     let last_level_caches = topology.caches.iter().filter(|cache| cache.last_level);
     let partitions = last_level_caches
         .flat_map(|cache| PartitionSupport::of_modeled_cache(spec, cache))

@@ -63,6 +63,7 @@ pub fn draw_readings(
     let turns_per_group = (window_ns / TURN_NS / group_count).max(1.0);
     let slow_error = noise.advance(errors.autocorrelation) * errors.noise;
     let mut readings = Vec::with_capacity(true_counts.len());
+
     for &(event, count) in true_counts {
         let is_always_counted = has_fixed_counter(event) || group_count == 1.0;
         let noisy_count = if has_fixed_counter(event) {
@@ -81,6 +82,7 @@ pub fn draw_readings(
             };
             count * share * (1.0 + slow_error + turn_error).max(0.0)
         };
+
         let counted_share = if is_always_counted {
             1.0
         } else {
@@ -92,6 +94,7 @@ pub fn draw_readings(
             enabled_share: counted_share,
         });
     }
+
     readings.sort_by_key(|reading| reading.event);
     EventCounts(readings)
 }
@@ -132,6 +135,7 @@ mod tests {
             multiplexing_noise: 0.0,
             skew: 0.0,
         };
+
         for at_once in [4, 64] {
             let values = draw_miss_readings(defects, at_once);
             let mean = values.iter().sum::<f64>() / values.len() as f64;

@@ -212,6 +212,7 @@ impl IntervalMachine {
                 .check(spec)
                 .map_err(|error| error.with_path_prefix(&format!("events[{index}]")))?;
         }
+
         let mut running_jobs: Vec<RunningJob> = Vec::new();
         for job in jobs {
             let earlier_job = running_jobs
@@ -233,6 +234,7 @@ impl IntervalMachine {
                 job,
             });
         }
+
         let mut events = options.events.clone();
         events.sort_by_key(|event| event.at_ns);
         let topology = spec.topology();
@@ -321,6 +323,7 @@ impl IntervalMachine {
             let event = self.events.remove(0);
             self.apply_event(&event);
         }
+
         let is_due = |at: &usize| {
             self.jobs[*at]
                 .arrives_ns
@@ -415,6 +418,7 @@ impl IntervalMachine {
                 cpu.online = is_online;
             }
         }
+
         if let Some(ExternalTraffic {
             cache,
             lines_per_second,
@@ -463,6 +467,7 @@ impl IntervalMachine {
         if let Some(length) = self.options.length_ns {
             window_end = window_end.min(length.max(self.now_ns + 1));
         }
+
         loop {
             let late_arrival_ns = |job: &RunningJob| job.late_threads.map(|(_, _, at_ns)| at_ns);
             let arrivals = self
@@ -488,9 +493,11 @@ impl IntervalMachine {
             for slot in ended_slots {
                 self.record_exit(slot);
             }
+
             if !have_tasks_changed {
                 self.now_ns = due_ns;
             }
+
             self.finish_moves();
             have_tasks_changed |= self.start_due_jobs();
             if have_tasks_changed {

@@ -70,6 +70,7 @@ impl IntervalMachine {
             elapsed_ns,
             elapsed_cycles,
         };
+
         let totals_since = |task: &IntervalTask| {
             subtract_totals(self.engine.task_totals(task.slot), &task.last_totals)
         };
@@ -83,6 +84,7 @@ impl IntervalMachine {
             self.tasks[index].slowdown = Self::slowdown_of(truth);
             tasks.push(sample);
         }
+
         let probe_results = self.take_results();
         let mut applied_plan = self.read_back();
         applied_plan.refused.append(&mut self.refused);
@@ -97,6 +99,7 @@ impl IntervalMachine {
                 .map(|reading| reading.count as f64)
                 .sum::<f64>();
         }
+
         let exited_tasks = || {
             self.tasks
                 .iter()
@@ -106,6 +109,7 @@ impl IntervalMachine {
             let totals = subtract_totals(self.engine.task_totals(task.slot), &task.totals_at_start);
             self.jobs[task.job].totals.add(&totals);
         }
+
         let exited_slots: Vec<u32> = exited_tasks()
             .map(|interval_task| interval_task.slot)
             .collect();
@@ -119,6 +123,7 @@ impl IntervalMachine {
         exited_slots
             .into_iter()
             .for_each(|slot| self.engine.remove_task(slot));
+
         Observation {
             window,
             span,
@@ -137,6 +142,7 @@ impl IntervalMachine {
         if skew <= 0.0 {
             return booked_totals;
         }
+
         for (index, interval_task) in self.tasks.iter().enumerate() {
             let Some(cpu) = self.engine.run_queues.tasks[interval_task.slot as usize].cpu else {
                 continue;
@@ -154,12 +160,14 @@ impl IntervalMachine {
             let Some(next_index) = next_index.filter(|next_index| *next_index != index) else {
                 continue;
             };
+
             for count in 0..true_totals[index].counts.len() {
                 let skewed_count = skew * true_totals[index].counts[count];
                 booked_totals[index].counts[count] -= skewed_count;
                 booked_totals[next_index].counts[count] += skewed_count;
             }
         }
+
         booked_totals
     }
 
@@ -201,6 +209,7 @@ impl IntervalMachine {
                 counts[FAR_CYCLES],
             ));
         }
+
         let phase = &self.engine.program_of(interval_task.slot).phases
             [self.engine.phase_index(interval_task.slot) as usize];
         for private_level in phase
@@ -234,6 +243,7 @@ impl IntervalMachine {
             ..*totals
         };
         let exact_counts = self.exact_counts(&self.tasks[index], &booked);
+
         let (counter_count, counter_noise) = (self.spec.counters.count, self.options.counter_noise);
         let interval_task = &mut self.tasks[index];
         let counts = draw_readings(
@@ -343,6 +353,7 @@ impl IntervalMachine {
             nodes[node].0 += truth.counts[FILLS] * line_bytes;
             nodes[node].1 += truth.counts[WRITEBACKS] * line_bytes;
         }
+
         let exact_readings = |event_values: &[(CounterEvent, f64)]| {
             EventCounts::exact(
                 event_values
@@ -350,6 +361,7 @@ impl IntervalMachine {
                     .map(|&(event, count)| (event, count as u64)),
             )
         };
+
         let level = self.counter_scopes.level;
         let counts_of_cpu = |cpu: u32| {
             let instructions = *cpus.get(&cpu).unwrap_or(&0.0);
@@ -367,6 +379,7 @@ impl IntervalMachine {
             ]);
             shared_counts.push((CounterScope::Cache(*id), counts));
         }
+
         for (node, (read, written)) in nodes.into_iter().enumerate() {
             let counts = exact_readings(&[
                 (CounterEvent::MemoryReadBytes, read),

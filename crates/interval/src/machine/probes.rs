@@ -97,6 +97,7 @@ impl IntervalMachine {
                 .into_iter()
                 .partition(is_requested);
         self.probes = continuing;
+
         dropped
             .iter()
             .filter_map(OngoingProbe::logged_task)
@@ -106,11 +107,13 @@ impl IntervalMachine {
         if is_row_dropped {
             self.restore_gangs();
         }
+
         for probe in &plan.probes {
             let is_running = self.probes.iter().any(|active| active.probe.id == probe.id);
             if is_running || self.answered_probes.contains(&probe.id) {
                 continue;
             }
+
             match &probe.kind {
                 ProbeKind::SuperSets { .. } => {
                     refusals.push(refuse_probe(
@@ -177,6 +180,7 @@ impl IntervalMachine {
                 other => other,
             };
             has_result |= matches!(next_state, ProbeState::Ready(_));
+
             if matches!(next_state, ProbeState::Ready(_))
                 && !matches!(self.probes[index].state, ProbeState::Ready(_))
             {
@@ -189,6 +193,7 @@ impl IntervalMachine {
                 self.charge_overhead(task);
             }
         }
+
         has_result
     }
 
@@ -247,6 +252,7 @@ impl IntervalMachine {
                 if self.has_probe_with_cpus() {
                     return ProbeState::Waiting;
                 }
+
                 self.reserve_cpus(*cache, rows.first().map_or(&[], Vec::as_slice));
                 let until_ns = self.now_ns + (*settle_ns).max(1);
                 ProbeState::Row {
@@ -263,6 +269,7 @@ impl IntervalMachine {
                 if self.has_probe_with_cpus() {
                     return ProbeState::Waiting;
                 }
+
                 let row: Vec<TaskId> = std::iter::once(*task)
                     .chain(peers.iter().copied())
                     .collect();
@@ -310,6 +317,7 @@ impl IntervalMachine {
                 let package_of_cpu =
                     |cpu: u32| cpu / (self.spec.cores_per_package * self.spec.contexts_per_core);
                 let coherence = &self.spec.coherence;
+
                 let memory_cycles = self.spec.memory.local_latency_cycles;
                 let cycles = if is_same_cache {
                     self.spec
@@ -346,6 +354,7 @@ impl IntervalMachine {
             .iter()
             .filter(is_cpu_online)
             .collect();
+
         let slots: Vec<u32> = row.iter().filter_map(|task| self.slot_of(*task)).collect();
         let members: Vec<(u32, Option<u32>)> = slots
             .into_iter()
@@ -386,6 +395,7 @@ impl IntervalMachine {
         else {
             return ProbeState::Answered;
         };
+
         let (cache, rows, total_ns, settle_ns) = match &active_probe.probe.kind {
             ProbeKind::CoRunRows {
                 cache,
@@ -411,6 +421,7 @@ impl IntervalMachine {
             ),
             _ => return ProbeState::Answered,
         };
+
         let Some(row) = rows.get(at) else {
             self.restore_gangs();
             return ProbeState::Ready(Box::new(ProbeEvidence::Rows(found)));
@@ -425,6 +436,7 @@ impl IntervalMachine {
                 found,
             };
         }
+
         found.push(self.build_row_interval(cache, row, &before, total_ns));
         match rows.get(at + 1) {
             Some(next) => {
@@ -462,6 +474,7 @@ impl IntervalMachine {
             ];
             EventCounts::exact(counts.map(|(event, count)| (event, count as u64)))
         };
+
         let mut sums = [0.0; 4];
         let mut task_counts = Vec::new();
         for (task, earlier) in row.iter().zip(totals_before) {
@@ -475,6 +488,7 @@ impl IntervalMachine {
             sums.iter_mut()
                 .zip(task_sums)
                 .for_each(|(sum, task_sum)| *sum += task_sum);
+
             task_counts.push(build_counts(
                 task_sums[0],
                 task_sums[1],
@@ -482,6 +496,7 @@ impl IntervalMachine {
                 task_sums[3],
             ));
         }
+
         RowInterval {
             tasks: row.to_vec(),
             cache,
@@ -557,6 +572,7 @@ impl IntervalMachine {
         let ProbeKind::MissTrace { task, entries, .. } = active_probe.probe.kind else {
             return None;
         };
+
         self.slot_of(task)?;
         let remaining_ns = active_probe
             .probe
@@ -568,6 +584,7 @@ impl IntervalMachine {
         if misses + 0.5 >= f64::from(entries) {
             return None;
         }
+
         let (pace_ns, interrupt_share) = self.log_pace(task, f64::from(entries) - misses.max(0.0));
         Some((
             self.now_ns + self.next_log_step_ns(pace_ns, entries).min(remaining_ns),
@@ -594,6 +611,7 @@ impl IntervalMachine {
             }
             _ => return ProbeState::Answered,
         };
+
         ProbeState::Ready(Box::new(evidence))
     }
 
@@ -620,6 +638,7 @@ impl IntervalMachine {
                 || noise.generator.draw_unit(),
             )
         });
+
         let reading = |event, count: f64| EventCount {
             event,
             count: count as u64,
@@ -641,6 +660,7 @@ impl IntervalMachine {
                 totals.counts[DEMAND] - totals_before.counts[DEMAND],
             ),
         ];
+
         ProbeEvidence::Trace {
             task,
             space: AddressKind::Physical,
@@ -724,6 +744,7 @@ impl IntervalMachine {
             })
             .map(|interval_task| (interval_task.task, interval_task.slot))
             .collect();
+
         for (task, slot) in candidates {
             let phase =
                 self.engine.program_of(slot).phases[self.engine.phase_index(slot) as usize].clone();
@@ -735,6 +756,7 @@ impl IntervalMachine {
                 .iter()
                 .map(|region_use| region_use.reads_per_instr + region_use.writes_per_instr)
                 .sum();
+
             for region_use in &phase.sharing {
                 let count = remote_rate
                     * (region_use.reads_per_instr + region_use.writes_per_instr)
@@ -756,6 +778,7 @@ impl IntervalMachine {
                 }
             }
         }
+
         ProbeEvidence::Samples {
             sample_period,
             events,
@@ -770,6 +793,7 @@ impl IntervalMachine {
             if !matches!(active_probe.state, ProbeState::Ready(_)) {
                 continue;
             }
+
             if let ProbeState::Ready(evidence) =
                 std::mem::replace(&mut active_probe.state, ProbeState::Answered)
             {
@@ -783,6 +807,7 @@ impl IntervalMachine {
                 self.answered_probes.push(active_probe.probe.id);
             }
         }
+
         let answered_ids = &self.answered_probes;
         self.probes
             .retain(|active| !answered_ids.contains(&active.probe.id));

@@ -85,6 +85,7 @@ impl JobTotals {
         let per_instr =
             |count: f64, scale: f64| (instructions > 0.0).then(|| scale * count / instructions);
         let solo_cycles = counts[SOLO_CYCLES];
+
         JobResults {
             name: name.to_string(),
             tasks: self.tasks,
@@ -130,6 +131,7 @@ impl IntervalMachine {
                 &interval_task.totals_at_start,
             ));
         }
+
         let seconds = (self.now_ns - self.measurement_start_ns) as f64 / 1e9;
         let bytes_per_second = |bytes: &f64| if seconds > 0.0 { bytes / seconds } else { 0.0 };
         let bytes_per_second_by_node: Vec<f64> =

@@ -177,6 +177,7 @@ fn a_planned_partition_protects_and_is_read_back() {
             sample_job("stream", closed_form::stream_phase(64.0, LINES, 0.02)),
         ]
     };
+
     let run = |ways: bool| {
         let mut machine = IntervalMachine::new(&sample_spec(), exact_options(), jobs()).unwrap();
         let observation = machine.observe().unwrap().unwrap();
@@ -186,6 +187,7 @@ fn a_planned_partition_protects_and_is_read_back() {
             plan.affinity
                 .insert(task.task, [0, 1].into_iter().collect());
         }
+
         let share = |index: usize, mask: IndexSet| CacheShare {
             group: GroupId(index as u32),
             members: vec![ShareMember::Process(observation.tasks[index].process)],
@@ -195,6 +197,7 @@ fn a_planned_partition_protects_and_is_read_back() {
         if ways {
             plan.shares = vec![share(0, (0..10).collect()), share(1, (10..16).collect())];
         }
+
         let (topology, capabilities) = (machine.topology().clone(), machine.capabilities().clone());
         let fixture = ViewFixture {
             observation: observation.clone(),
@@ -215,6 +218,7 @@ fn a_planned_partition_protects_and_is_read_back() {
                 .and_then(|active_share| active_share.occupancy_bytes),
         )
     };
+
     let (unpartitioned, partitioned) = (run(false), run(true));
     let solo_speed = {
         let mut machine = IntervalMachine::new(
@@ -226,6 +230,7 @@ fn a_planned_partition_protects_and_is_read_back() {
         (0..4).for_each(|_| drop(machine.observe().unwrap()));
         instr_per_cycle(&machine.observe().unwrap().unwrap(), 0)
     };
+
     // The victim's lines fit into its ways, so it is as fast as alone; sharing the cache made it slower.
     assert!(
         unpartitioned.0 < 0.97 * solo_speed && partitioned.0 > 0.97 * solo_speed,
@@ -254,6 +259,7 @@ fn page_moves_cost_time_are_pending_and_complete() {
         allowed: (0..4).collect(),
         migration: PageMigration::All,
     };
+
     let members = vec![ShareMember::Process(first_observation.tasks[0].process)];
     plan.shares = vec![CacheShare {
         group: GroupId(1),
@@ -300,6 +306,7 @@ fn arrivals_exits_and_restarts_end_windows_with_new_ids() {
         restarts: true,
         ..IntervalJob::new(program.clone())
     };
+
     let late_job = IntervalJob {
         start_ns: 1_200_000_000,
         threads: 2,
@@ -335,6 +342,7 @@ fn events_take_cpus_offline_start_traffic_and_shrink_caches() {
         }),
         ..MachineEvent::default()
     };
+
     let events = vec![
         traffic(2_000_000_000, 4e7),
         traffic(4_000_000_000, 0.0),
@@ -352,6 +360,7 @@ fn events_take_cpus_offline_start_traffic_and_shrink_caches() {
             ..MachineEvent::default()
         },
     ];
+
     let pinned = IntervalJob {
         pinned: Some([0, 1].into_iter().collect()),
         ..sample_job("a", uniform_phase(50_000.0, 0.01))
@@ -415,6 +424,7 @@ fn rows_are_run_together_and_counted() {
     machine.apply(&plan).unwrap();
     let observation = machine.observe().unwrap().unwrap();
     assert_eq!(observation.end_reason, WindowEnd::ProbeAnswered);
+
     assert!(
         (140_000_000..150_000_000).contains(&observation.span.elapsed_ns),
         "{:?}",
@@ -461,6 +471,7 @@ fn probes_that_hold_cpus_wait_for_each_other() {
         .last_level_caches()
         .map(|cache| cache.id)
         .collect();
+
     for (index, cache) in caches.into_iter().enumerate() {
         let rows = vec![vec![ids[2 * index], ids[2 * index + 1]]];
         let probe_kind = ProbeKind::CoRunRows {
@@ -476,6 +487,7 @@ fn probes_that_hold_cpus_wait_for_each_other() {
             budget_ns: 1_000_000_000,
         });
     }
+
     assert_eq!(plan.probes.len(), 2);
     machine.apply(&plan).unwrap();
     let answered: Vec<(ProbeId, u64)> = (0..2)
@@ -513,6 +525,7 @@ fn a_repeated_plan_changes_nothing_and_a_gone_one_frees_all() {
     plan.affinity
         .insert(observation.tasks[0].task, [0].into_iter().collect());
     plan.weights.insert(observation.tasks[1].task, 2.0);
+
     let share = |index: usize, mask: IndexSet| CacheShare {
         group: GroupId(index as u32),
         members: vec![ShareMember::Process(observation.tasks[index].process)],
@@ -522,6 +535,7 @@ fn a_repeated_plan_changes_nothing_and_a_gone_one_frees_all() {
     plan.shares = vec![share(0, (0..4).collect()), share(1, (4..16).collect())];
     let applied = machine.apply(&plan).unwrap();
     assert_eq!(machine.apply(&plan).unwrap(), applied);
+
     assert_eq!(
         (
             applied.affinity.len(),
@@ -565,6 +579,7 @@ fn record_miss_trace(
     let ProbeEvidence::Trace { lines, .. } = &mut observation.probe_results[0].evidence else {
         panic!("{:?}", observation.probe_results)
     };
+
     let lines = std::mem::take(lines);
     assert_eq!(lines.len(), 160_000);
     (observation, lines)
@@ -619,6 +634,7 @@ fn a_log_takes_no_longer_than_its_entries() {
     machine.apply(&plan).unwrap();
     machine.observe().unwrap();
     let (logged_window, _) = record_miss_trace(&mut machine, plan, observation.tasks[0].task);
+
     // 240 ms of interrupts; 8 million instructions that all miss take 5 cycles each at 2 GHz, which is 20 ms.
     assert!(
         (235_000_000..265_000_000).contains(&logged_window.span.elapsed_ns),
@@ -649,6 +665,7 @@ fn a_canceled_log_costs_nothing_more() {
     let task = machine.observe().unwrap().unwrap().tasks[0].task;
     let idle_plan = Plan::idle(WindowLength::Time { ns: 100_000_000 });
     let mut plan = idle_plan.clone();
+
     let probe_kind = ProbeKind::MissTrace {
         task,
         entries: 16_000_000,
@@ -685,6 +702,7 @@ fn impossible_probes_and_plans_are_rejected_by_name() {
         level,
         super_sets: 32,
     };
+
     plan.probes = vec![ProbeRequest {
         id: ProbeId(1),
         kind: probe_kind,

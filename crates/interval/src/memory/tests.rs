@@ -266,6 +266,7 @@ fn a_streams_speed_follows_its_prefetch_distance() {
         unaided_cycles: 200.0,
         late_share: 1.0,
     };
+
     let source = memory.source_at(&memory.read_slots[0], &demand, 0.0);
     memory.read_slots[0].load = memory.read_slots[0].station.own_load(&source) as f32;
     assert_eq!(memory.dropped_share(0, 0, &demand, &prefetch), 0.0, "alone");
@@ -327,6 +328,7 @@ fn simulate_closed_network(
     for (task, &(misses, _)) in tasks.iter().enumerate() {
         arrivals.extend((0..misses).map(|_| (generator.draw_unit() * latency_cycles, task)));
     }
+
     let (mut free_at, mut now, mut lines) = (0.0f64, 0.0, vec![0.0; tasks.len()]);
     for _ in 0..40_000 {
         let Some(next) = arrivals.iter_mut().min_by(|a, b| a.0.total_cmp(&b.0)) else {
@@ -346,6 +348,7 @@ fn simulate_closed_network(
 #[test]
 fn tasks_that_wait_for_memory_form_a_closed_network() {
     let (service_cycles, latency_cycles) = (64.0 / 5.3, 200.0);
+
     for tasks in [
         [(8, 8.0), (8, 8.0)],
         [(8, 8.0), (8, 60.0)],

@@ -37,6 +37,7 @@ fn simulated_lines(lines: &[usize], weights: &[f64], capacity: usize) -> Vec<f64
     let total_weight: f64 = weights.iter().sum();
     let mut shares = vec![0.0; lines.len()];
     let (rounds, ticks) = (60u64, 20_000u64);
+
     for round in 1..=rounds {
         for tick in 0..ticks {
             let (mut pick, mut user) = (next() * total_weight, 0);
@@ -48,6 +49,7 @@ fn simulated_lines(lines: &[usize], weights: &[f64], capacity: usize) -> Vec<f64
             let line = first + (next() * lines[user] as f64) as usize;
             stamp[line] = round * ticks + tick + 1;
         }
+
         if round > rounds / 3 {
             // An LRU cache holds the `capacity` lines that were touched last.
             let mut order: Vec<usize> = (0..total).filter(|&line| stamp[line] > 0).collect();
@@ -60,6 +62,7 @@ fn simulated_lines(lines: &[usize], weights: &[f64], capacity: usize) -> Vec<f64
             }
         }
     }
+
     shares
 }
 
@@ -72,6 +75,7 @@ fn independent_programs_occupy_lru_as_in_an_exact_simulation() {
         (&[2000, 12_000], &[1.0, 1.0]),
         (&[1500, 5000, 9000], &[1.0, 4.0, 0.5]),
     ];
+
     for (lines, weights) in cases {
         let phases: Vec<ProgramPhase> = lines
             .iter()
@@ -165,6 +169,7 @@ fn a_partition_behaves_as_a_cache_of_its_size() {
 #[test]
 fn a_refill_takes_as_long_as_the_footprint_grows() {
     let (own_lines, references) = (3000.0, 0.05);
+
     for first_step in [1.0 / 256.0, 1.0 / 32.0] {
         let stream = closed_form::stream_phase(64.0, LINES, 0.001);
         let (mut flow, curves) = flow_with(&[
@@ -238,6 +243,7 @@ fn steps_of_any_length_end_in_the_same_state() {
             flow.lines[0]
         })
         .collect();
+
     assert!(
         ends.iter()
             .all(|lines| (lines / ends[0] - 1.0).abs() < 0.01),
@@ -250,6 +256,7 @@ fn steps_of_any_length_end_in_the_same_state() {
 #[test]
 fn a_partition_inside_a_shared_one_confines_its_user_only() {
     let stream = || closed_form::stream_phase(64.0, LINES, 0.05);
+
     for (references, holds) in [(0.1, 1024.0), (0.000_01, 0.0)] {
         let (mut flow, curves) = flow_with(&[
             closed_form::uniform_phase(64.0, LINES, 8000.0, references),
@@ -286,6 +293,7 @@ fn identical_phases_occupy_as_much_as_one_phase() {
     let (mut cache, curves) =
         flow_with(&[own_phase(), closed_form::stream_phase(64.0, LINES, 0.05)]);
     settle(&mut cache, &curves, &[1.0, 1.0]);
+
     for phases_per_turnover in [0.5, 4.0, 40.0] {
         let (mut flow, mut curves) =
             flow_with(&[own_phase(), closed_form::stream_phase(64.0, LINES, 0.05)]);

@@ -58,6 +58,7 @@ fn explicit_turns_add_up_to_the_averages() {
                 7_000.0,
             )
         });
+
         turns.set_weight(1, 3.0);
         let (mut now, mut shares) = (0.0, [0.0f64; 5]);
         while now < 2e6 {
@@ -68,8 +69,10 @@ fn explicit_turns_add_up_to_the_averages() {
             }
             now = next;
         }
+
         shares
     };
+
     let (explicit, averaged) = (run(true), run(false));
     for (a, b) in explicit.iter().zip(&averaged) {
         assert!((a - b).abs() < 0.06, "{explicit:?} {averaged:?}");

@@ -100,6 +100,7 @@ fn every_policy_recorded_on_a_host_replays() {
             rolled_back += reasons()
                 .filter(|reason| reason.kind == ReasonKind::RolledBack)
                 .count();
+
             let probe_results = records
                 .iter()
                 .flat_map(|record| &record.observation.probe_results);
@@ -111,6 +112,7 @@ fn every_policy_recorded_on_a_host_replays() {
             assert_replays(entry.name, &path, &records);
         }
     }
+
     assert!(
         rolled_back > 0,
         "no policy was rolled back: the guard was not replayed"
@@ -123,6 +125,7 @@ fn every_policy_recorded_on_a_host_replays() {
 fn every_policy_recorded_on_the_simulator_replays() {
     let dir = tempfile::tempdir().unwrap();
     let spec = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+
     for entry in POLICIES.entries() {
         let program = |name: &'static str| {
             let maker = move |run: u32| {
@@ -138,6 +141,7 @@ fn every_policy_recorded_on_the_simulator_replays() {
             ends,
             ..SimOptions::default()
         };
+
         let programs = ["mcf", "art", "gamess", "libquantum"]
             .map(program)
             .into_iter()
@@ -169,6 +173,7 @@ fn a_forged_log_is_detected_at_its_window() {
     let changed_window = (0..records.len())
         .find(|&index| !records[index].decision.reasons.is_empty())
         .expect("dio says why");
+
     let mut forged = records.clone();
     forged[changed_window].decision.reasons.clear();
     let header = RunLogReader::open(&path).unwrap().header().clone();

@@ -36,6 +36,7 @@ impl ModeledHost {
             can.extend([Ability::CountPerTask, Ability::SampleAccesses]);
         }
         let mut capabilities = test_support::capabilities_fixture(&can);
+
         let absent = [
             Ability::CountPerTask,
             Ability::TraceAddresses,
@@ -49,6 +50,7 @@ impl ModeledHost {
             };
             capabilities.abilities.insert(ability, unsupported);
         }
+
         let plan = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
         ModeledHost {
             topology,
@@ -107,6 +109,7 @@ impl ModeledHost {
                 } * accesses,
             ),
         ];
+
         // Counting starts late, as in the modeled lab, where programs start one after the other.
         let counts = if self.counters && self.window >= COUNTED_FROM {
             EventCounts::exact(readings.map(|(event, count)| (event, count as u64)))
@@ -130,6 +133,7 @@ impl ModeledHost {
 
     fn probe_evidence(&self, kind: &ProbeKind) -> Option<ProbeEvidence> {
         let stream = |task: &TaskId| Self::is_stream(task.0);
+
         Some(match kind {
             ProbeKind::PrimeProbe { task, samples } => {
                 let share = if stream(task) { 900 } else { 20 };
@@ -199,6 +203,7 @@ impl Machine for ModeledHost {
         if self.window == self.windows {
             return Ok(None);
         }
+
         let answer_probe = |probe: &ProbeRequest| {
             let evidence = self.probe_evidence(&probe.kind)?;
             Some(ProbeResult {

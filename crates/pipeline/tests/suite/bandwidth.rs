@@ -120,6 +120,7 @@ impl StreamMix {
             "epyc-7742?packages=1&cores_per_package=8&contexts_per_core=1&memory.nodes=1",
         )
         .expect("a shipped machine");
+
         // Eight cores would not fill the path to memory of 64.
         spec.memory.bytes_per_cycle = pick(&[4.0, 8.0, 16.0]);
         let lever = [MixLever::Percent, MixLever::Bytes, MixLever::Cpus][seed as usize % 3];
@@ -140,6 +141,7 @@ impl StreamMix {
             )),
             MixLever::Cpus => None,
         };
+
         // Services whose loss is on the path to memory: they scan, or reuse little of what they read.
         let lines_per_instr = pick(&[0.01, 0.02, 0.03]);
         let mut service = match pick(&[0.0, 1.0]) > 0.0 {
@@ -160,6 +162,7 @@ impl StreamMix {
             stream.threads = pick(&[1.0, 2.0, 3.0]) as u32;
             jobs.push(stream);
         }
+
         StreamMix {
             seed,
             lever,
@@ -204,6 +207,7 @@ impl StreamMix {
         for (index, (level, job)) in levels.iter().zip(&self.jobs[1..]).enumerate() {
             let tasks = first_task..first_task + job.threads;
             first_task += job.threads;
+
             match (level, self.lever) {
                 (None, _) => {}
                 (Some(level), MixLever::Cpus) => {
@@ -219,6 +223,7 @@ impl StreamMix {
                 }),
             }
         }
+
         plan
     }
 

@@ -29,6 +29,7 @@ fn machine(store_phase: &ProgramPhase, has_batch: bool) -> IntervalMachine {
         .iter_mut()
         .filter(|cache| cache.shared_by_cores == 2)
         .for_each(|cache| cache.shared_by_cores = 4);
+
     let job = |name: &str, phase| IntervalJob::new(PhasedProgram::endless_program(name, phase));
     let goal = Some(Goal {
         max_slowdown: Some(MAX_SLOWDOWN),
@@ -89,6 +90,7 @@ fn run(
     let pipeline =
         Pipeline::build(standard.for_machine(machine.topology(), machine.capabilities()))
             .expect("a pipeline");
+
     let until_end = |_: &mut IntervalMachine, record: WindowRecord| {
         on_window(&record);
         record.observation.span.start_ns < seconds * SECOND_NS
@@ -137,6 +139,7 @@ fn measure_losses(store_phase: &ProgramPhase, parameters: &str) -> Losses {
     let mut service_losses = ServiceLosses::default();
     let running = machine(store_phase, true);
     let topology = running.topology().clone();
+
     run("auto", parameters, running, 20, |record| {
         let observation = &record.observation;
         let batch = observation
@@ -157,6 +160,7 @@ fn measure_losses(store_phase: &ProgramPhase, parameters: &str) -> Losses {
             .iter()
             .filter(|probe| pauses_batch(&probe.kind));
         result.pauses.extend(pauses.map(|probe| probe.id));
+
         let reports =
             service_losses.observe(observation, &topology, &Profiles::new(), &|_, _| None);
         let store = reports
@@ -174,6 +178,7 @@ fn measure_losses(store_phase: &ProgramPhase, parameters: &str) -> Losses {
             measured,
         ));
     });
+
     result
 }
 

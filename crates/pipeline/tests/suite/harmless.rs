@@ -54,6 +54,7 @@ fn run(policy: &str, guarded: bool) -> RunResults {
     };
     let config = standard.for_machine(machine.topology(), machine.capabilities());
     machine.set_first_window(config.first_window);
+
     let pipeline = Pipeline::build(config).expect("a policy of the registry with its defaults");
     pipeline
         .run(machine, |_, _| true)

@@ -45,6 +45,7 @@ impl Policy for StreamIsolation {
             .iter()
             .fold(others[0].clone(), |all, cpus| all.union(cpus));
         let online = view.online();
+
         for task in view.movable_tasks() {
             let before = view
                 .previous_plan
@@ -57,6 +58,7 @@ impl Policy for StreamIsolation {
                     .extend(before.map(|cpus| (task.task, cpus.clone())));
                 continue;
             };
+
             let cpus = if is_stream { last } else { &rest };
             if before != Some(cpus) {
                 let behavior = if is_stream {
@@ -69,6 +71,7 @@ impl Policy for StreamIsolation {
             }
             plan.affinity.insert(task.task, cpus.clone());
         }
+
         Decision::new(plan, reasons)
     }
 }
@@ -140,6 +143,7 @@ fn each_kind_of_program_ends_on_its_own_cache() {
             SimProgram::new(program.program.clone(), Box::new(maker))
         })
     });
+
     let options = SimOptions {
         seed: scenario.seed,
         scale: 1_000,

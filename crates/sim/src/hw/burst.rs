@@ -192,6 +192,7 @@ impl Burst {
         {
             return None;
         }
+
         let oldest_load = context
             .outstanding_misses
             .iter()
@@ -246,6 +247,7 @@ impl CoreFrontEnd {
             // Translations are looked up again.
             burst.page = u64::MAX;
         }
+
         burst.thread = Some(thread);
         outcome
     }
@@ -290,6 +292,7 @@ impl CoreFrontEnd {
             Some(access) => (event, access),
             None => (SlowPathCause::BatchEnd, Access::compute(0)),
         };
+
         match cause {
             SlowPathCause::Memory => self.access_beyond_l1(access, burst, thread, environment),
             SlowPathCause::PendingValue => Some(BurstOutcome::Blocked),
@@ -339,6 +342,7 @@ impl CoreFrontEnd {
             .min(burst.stop_tick - burst.tick)
             .min(thread.instructions_until_fetch);
         burst.issue_instructions(issued_count, thread, context);
+
         if issued_count == remaining_count {
             burst.issued_in_record = 0;
             thread.position += 1;
@@ -388,6 +392,7 @@ impl CoreFrontEnd {
         if issued_count < remaining_count {
             return self.wait_or_unpark(burst, thread, environment);
         }
+
         burst.issued_in_record = 0;
         thread.position += 1;
         None
@@ -412,9 +417,11 @@ impl CoreFrontEnd {
             }
             return None;
         }
+
         if burst.should_hold_access(context) {
             return Some(BurstOutcome::AheadOfCores);
         }
+
         let Some(frame) = thread.tlb.find(address >> page_shift) else {
             // The same fetch follows again, with the translation present.
             burst.unattributed.faults += translate(
@@ -510,6 +517,7 @@ impl HwContext {
                 (self.stall_source, self.ready_at, is_blocked) = (Some(wait), arrival, true);
             }
         }
+
         if is_late && !is_blocked {
             let instruction = (!is_posted).then_some(self.issued_count - 1);
             self.add_outstanding(OutstandingMiss {
@@ -539,6 +547,7 @@ fn handle_batch_end(
             BatchEnd::More,
         )));
     }
+
     if burst.tick >= burst.run.end_tick {
         return Some(BurstOutcome::Yield);
     }
@@ -549,6 +558,7 @@ fn handle_batch_end(
         (burst.unattributed.in_place, burst.tick) =
             (burst.unattributed.in_place + 1, burst.tick + 1);
     }
+
     None
 }
 
@@ -588,6 +598,7 @@ pub(super) fn try_fetch_present_line(
     if !is_mapped {
         return false;
     }
+
     let line = (frame << page_shift | address & ((1 << page_shift) - 1)) >> l1i_unit.line_shift;
     if let Err(tag_index) = l1i_unit.store.record_hit(line, false, false, shape) {
         let Some(tag_index) = tag_index else {
@@ -601,11 +612,13 @@ pub(super) fn try_fetch_present_line(
         {
             return false;
         }
+
         l1i_unit
             .store
             .set_meta(tag_index, LineMeta(meta.0 & !PENDING));
         l1i_unit.store.touch(line, tag_index);
     }
+
     if is_watched {
         thread
             .probes
@@ -633,6 +646,7 @@ pub(super) fn translate(
         .pages
         .name_frame(frame_result.frame, page);
     thread.tlb.insert(page, named_frame);
+
     if frame_result.is_copied {
         environment.caches.insert_copied(
             l1d,

@@ -181,6 +181,7 @@ impl CacheUnit {
                     | PrefetcherSpec::Streamer { level, .. }
                     | PrefetcherSpec::AdjacentLine { level } => *level == spec.level,
                 });
+
         CacheUnit {
             level: spec.level,
             line_shift,

@@ -245,6 +245,7 @@ impl Caches {
             0
         };
         let unit = &mut self.units[index];
+
         for line in first_line..first_line + (1 << (span_shift - unit.line_shift)) {
             let Some(tag_index) = unit.store.find(line) else {
                 continue;
@@ -343,6 +344,7 @@ impl Caches {
         let Some(directory) = &mut self.directory else {
             return copies;
         };
+
         let root_position = self.root_position[requesting_root];
         let own_bit = 1u16 << (root_position % DIRECTORY_BITS);
         let line = request.address >> self.directory_shift;
@@ -352,6 +354,7 @@ impl Caches {
         if self.roots.len() <= DIRECTORY_BITS {
             candidate_bits &= !own_bit;
         }
+
         let mut holder_bits = own_bit;
         while candidate_bits != 0 {
             let bit = candidate_bits.trailing_zeros() as usize;
@@ -387,6 +390,7 @@ impl Caches {
     ) -> u64 {
         let (mut latency, mut current_index) =
             (self.units[requesting_index].latency_ticks, requesting_index);
+
         loop {
             let parent = self.units[current_index].parent;
             if parent == ROOT {
@@ -549,6 +553,7 @@ impl Caches {
             }
             index = unit.parent;
         }
+
         counters.memory_write_bytes += bytes;
         self.dram
             .write(request.address, request.package, bytes, request.tick);
@@ -570,6 +575,7 @@ impl Caches {
         let Some(tag_index) = unit.store.find(line) else {
             return self.fill(index, meta.with_sharers(sector), request, counters);
         };
+
         let old_meta = unit.store.line_meta(tag_index);
         let state = if old_meta.state().min(meta.state()) == SHARED {
             SHARED
@@ -609,6 +615,7 @@ impl Caches {
         let Some(&target) = path.iter().rev().find(|&&at| !self.units[at].is_victim()) else {
             return;
         };
+
         let root = path[path.len() - 1];
         let (shift, package) = (self.units[target].line_shift, self.units[target].package);
         // The counts belong to no task, because the operating system copies the page.

@@ -125,6 +125,7 @@ impl HwContext {
         if until_tick <= self.accounted_until {
             return;
         }
+
         let waited_ticks = self
             .ready_at
             .min(until_tick)
@@ -141,6 +142,7 @@ impl HwContext {
                 None => thread.counters.stalls.issue += waited_ticks,
             }
         }
+
         let ticks = until_tick - self.accounted_until;
         thread.counters.stalls.issue += ticks - waited_ticks;
         thread.counters.ticks += ticks;
@@ -259,6 +261,7 @@ impl HwContext {
                 .next()
                 .unwrap_or(NO_LOAD);
         }
+
         let oldest_instruction = self
             .deferred_accesses
             .first()

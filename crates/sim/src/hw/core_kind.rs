@@ -103,11 +103,13 @@ impl CoreKindName {
         ) else {
             return CoreKindName::Any;
         };
+
         let is_in_order = matches!(machine.pipeline, CoreModel::InOrder { .. });
         let writes_through = data.write == WritePolicy::Through;
         if machine.pages.page_bytes != 1 << SPECIALIZED_PAGE_SHIFT {
             return CoreKindName::Any;
         }
+
         match (
             is_in_order,
             writes_through,

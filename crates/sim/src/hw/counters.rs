@@ -140,6 +140,7 @@ impl TaskCounters {
     /// The raw count; `None` if the event is not counted per task.
     pub fn event_count(&self, event: CounterEvent) -> Option<u64> {
         let cycles_of = |ticks: u64| ticks / self.ticks_per_cycle.max(1);
+
         Some(match event {
             CounterEvent::Instructions => self.instructions,
             CounterEvent::Cycles => self.cycles(),
@@ -192,6 +193,7 @@ impl TaskCounters {
             .zip(&earlier_counters.levels)
             .for_each(|(now, earlier_level)| now.add(earlier_level, -1));
         let (stalls, earlier_stalls) = (&self.stalls, &earlier_counters.stalls);
+
         TaskCounters {
             ticks_per_cycle: self.ticks_per_cycle,
             instructions: self.instructions - earlier_counters.instructions,
@@ -240,6 +242,7 @@ pub fn counted_events(levels: &[CacheLevel]) -> Vec<CounterEvent> {
         ]);
         events.push(CounterEvent::StallCycles(StallCause::Hit(level)));
     }
+
     let causes = [
         StallCause::Issue,
         StallCause::RemoteCache,

@@ -80,6 +80,7 @@ impl HwContext {
                 stall_source: wait,
             });
         }
+
         if !is_store {
             let is_dependent = |access: &&mut DeferredAccess| {
                 access.ready_at == u64::MAX
@@ -121,6 +122,7 @@ impl CoreFrontEnd {
         if context.next_deferred_tick <= burst.tick {
             return self.issue_due_access(burst, thread, environment);
         }
+
         context.wait_for_deferred()
     }
 
@@ -151,6 +153,7 @@ impl CoreFrontEnd {
         if burst.should_hold_access(&mut self.contexts[context_index]) {
             return Some(BurstOutcome::AheadOfCores);
         }
+
         let due_access = self.contexts[context_index].deferred_accesses[due_index];
         let page = due_access.access.address() >> environment.page_shift;
         let Some(frame) = thread.tlb.find(page) else {
@@ -175,6 +178,7 @@ impl CoreFrontEnd {
             context.update_next_deferred();
             return None;
         }
+
         burst.max_outstanding = self.max_outstanding(context_index);
         self.contexts[context_index]
             .deferred_accesses

@@ -79,6 +79,7 @@ impl Dram {
         let buses = bus.map_or(Vec::new(), |bus| {
             vec![(bus, BusCounters::default()); spec.packages as usize]
         });
+
         let empty_slots = memory
             .scheduling
             .requests_in_flight
@@ -90,6 +91,7 @@ impl Dram {
         } else {
             spec.packages
         };
+
         Dram {
             request_slots: empty_slots
                 .map_or(Vec::new(), |window| vec![window; group_count as usize]),
@@ -145,6 +147,7 @@ impl Dram {
                 server.transfer_background(at, bytes)
             }
         };
+
         let mut bus_queue_ticks = 0;
         if let Some((bus, counters)) = self.buses.get_mut(package as usize) {
             bus_queue_ticks = queue(bus, tick);
@@ -152,6 +155,7 @@ impl Dram {
             counters.busy_ticks += bus.busy_ticks(bytes);
             counters.queue_ticks += bus_queue_ticks;
         }
+
         let node = self.node_of(address);
         let (controller, counters) = &mut self.controllers[node];
         let controller_queue_ticks = queue(controller, tick + bus_queue_ticks);
@@ -167,6 +171,7 @@ impl Dram {
         } else {
             counters.read_bytes += bytes;
         }
+
         bus_queue_ticks + controller_queue_ticks
     }
 
@@ -206,6 +211,7 @@ impl Dram {
         if let Some(window) = self.request_slots.get_mut(slots_index) {
             window.return_ticks[slot] = tick + queued_ticks + latency;
         }
+
         if slot_wait > 0
             && let Some((_, counters)) = self.buses.get_mut(package as usize)
         {

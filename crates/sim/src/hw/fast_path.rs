@@ -170,6 +170,7 @@ impl CoreFrontEnd {
         } else {
             code_end - tick
         };
+
         let context = &mut self.contexts[burst.run.context_index];
         context.issued_count += tick - cursor.counted_until;
         if cursor.last_load_tick != NO_TICK {
@@ -197,6 +198,7 @@ impl CoreFrontEnd {
         } else {
             SPECIALIZED_PAGE_SHIFT
         };
+
         let data = &environment.caches.units[self.l1d];
         let access = thread.batch[cursor.position];
         let line =
@@ -222,6 +224,7 @@ impl CoreFrontEnd {
         } else {
             SPECIALIZED_PAGE_SHIFT
         };
+
         loop {
             let issue_bound = cursor.stop_tick.min(cursor.code_end);
             let data = &mut environment.caches.units[self.l1d];
@@ -460,6 +463,7 @@ impl CoreFrontEnd {
                 (first_return.returns_at, Some(first_return.stall_source));
             return NonPlainOutcome::FastPathEnd(SlowPathCause::PendingValue);
         }
+
         let waited_ticks = first_return.returns_at - cursor.tick;
         context.issued_count += cursor.tick - cursor.counted_until;
         (cursor.tick, cursor.counted_until, cursor.record_start) = (

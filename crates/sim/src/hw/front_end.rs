@@ -83,6 +83,7 @@ impl CoreFrontEnd {
         if self.try_reclaim_mshrs(context_index, now) {
             return None;
         }
+
         let contexts = if self.is_in_order {
             &self.contexts[context_index..context_index + 1]
         } else {

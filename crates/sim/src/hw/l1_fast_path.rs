@@ -46,6 +46,7 @@ impl CacheUnit {
                 _ => meta.0 &= !PENDING,
             }
         }
+
         let mut queue_ticks = 0;
         match child_line_and_bit {
             Some((bytes, bit)) => {
@@ -55,6 +56,7 @@ impl CacheUnit {
             None => meta = meta.after_hit(true),
         }
         self.store.set_meta(tag_index, meta);
+
         CacheResponse {
             ready_tick: ready_tick + queue_ticks,
             queue_ticks,
@@ -98,6 +100,7 @@ impl Caches {
         if tag_index.is_some() || !l1_unit.is_next_level_private {
             return false;
         }
+
         let l2_unit = &self.units[l1_unit.parent];
         let Some(l2_tag_index) = l2_unit.store.find(address >> l2_unit.line_shift) else {
             return false;
@@ -109,6 +112,7 @@ impl Caches {
         ) {
             return false;
         }
+
         let victim_line = l1_unit.store.next_victim(address >> l1_unit.line_shift);
         victim_line.is_none_or(|evicted| {
             let l2_line = evicted.line << l1_unit.line_shift >> l2_unit.line_shift;
@@ -130,6 +134,7 @@ impl Caches {
         if self.uses_slow_path_only {
             return None;
         }
+
         let l2 = self.units[l1].parent;
         let [l1_unit, l2_unit] = self.units.get_disjoint_mut([l1, l2]).ok()?;
         let writes_through =
@@ -140,6 +145,7 @@ impl Caches {
         }) {
             return None;
         }
+
         let (l2_line, line) = (
             request.address >> l2_unit.line_shift,
             request.address >> l1_unit.line_shift,
@@ -228,6 +234,7 @@ impl Caches {
             () if response.is_exclusive => EXCLUSIVE,
             () => SHARED,
         };
+
         let filled_meta = LineMeta(LineMeta::new(state, 0, request.task).0 | PENDING);
         let evicted_line = l1_unit.store.insert(
             line,

@@ -179,6 +179,7 @@ fn check_host_memory(spec: &MachineSpec) -> Result<(), MachineSpecError> {
             });
         }
     }
+
     Ok(())
 }
 
@@ -206,6 +207,7 @@ impl Hardware {
                     .sum::<usize>()
             })
         };
+
         // The caches were checked, so there is one.
         let l1d = first_unit_index(CacheLevel::L1Data).unwrap_or_default();
         let l1i = first_unit_index(CacheLevel::L1Instruction);
@@ -345,6 +347,7 @@ impl Hardware {
             ticks_per_cycle: self.ticks_per_cycle,
             sampling: self.sampling,
         };
+
         loop {
             let ((tick, core_number), second_earliest) = self.core_queue.find_two_earliest();
             if tick >= end_tick {
@@ -441,6 +444,7 @@ impl Hardware {
                 format!("below {}", partition_spec.groups),
             ));
         }
+
         let (lowest_way, highest_way) =
             (mask.first().unwrap_or(0), mask.iter().last().unwrap_or(0));
         if mask.count() < partition_spec.min_ways || highest_way >= ways {
@@ -450,6 +454,7 @@ impl Hardware {
         if partition_spec.contiguous && highest_way - lowest_way + 1 != mask.count() {
             return Err(FieldError::new("way mask", mask, "contiguous ways"));
         }
+
         let way_masks = &mut self.caches.units[cache.0 as usize].way_masks_by_class;
         way_masks.resize(way_masks.len().max(usize::from(class) + 1), None);
         way_masks[usize::from(class)] = Some(mask.iter().fold(0, |word, way| word | 1 << way));
@@ -492,7 +497,7 @@ impl Hardware {
             .collect()
     }
 
-    /// Returns the set of every line in a cache, and the task that brought it.
+    /// The set of every line in a cache, and the task that brought it.
     #[cfg(test)]
     pub(crate) fn lines_by_set(&self, cache: CacheId) -> Vec<(u64, TaskId)> {
         let store = &self.caches.units[cache.0 as usize].store;

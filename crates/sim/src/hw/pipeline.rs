@@ -92,6 +92,7 @@ impl Core {
             .collect();
         let ready_ticks = vec![u64::MAX; contexts.len()];
         let package = number / machine.cores_per_package;
+
         let front_end = CoreFrontEnd {
             contexts,
             l1d,
@@ -113,6 +114,7 @@ impl Core {
             window_share: window,
             mshr_count: machine.pipeline.max_misses_in_flight() as usize,
         };
+
         Core {
             front_end,
             ready_ticks,
@@ -173,6 +175,7 @@ impl Core {
                 key >> ORDER_BITS
             }
         };
+
         let distance = (first_key & ((1 << ORDER_BITS) - 1)) as usize;
         let last_ready_tick = self.ready_ticks[last_context];
         if last_ready_tick <= self.used_until && self.used_until < turn_end {
@@ -232,6 +235,7 @@ impl Core {
             {
                 self.end_run(environment.caches);
             }
+
             if self.burst.thread.is_some() {
                 if self.burst.tick >= bounds.end_tick {
                     self.next_advance_tick = self.used_until;
@@ -240,6 +244,7 @@ impl Core {
             } else if !self.start_run(bounds, environment.ticks_per_cycle) {
                 return None;
             }
+
             self.burst.run.end_tick = bounds
                 .end_tick
                 .min(self.current_turn.1.max(self.burst.run.other_ready_tick));
@@ -255,6 +260,7 @@ impl Core {
                 self.end_run(environment.caches);
                 continue;
             }
+
             let is_held = matches!(outcome, BurstOutcome::AheadOfCores);
             if is_held && !self.burst.has_overflow_count() {
                 self.next_advance_tick = self.used_until;
@@ -332,6 +338,7 @@ impl Core {
                 .thread
                 .as_mut()
                 .is_some_and(|thread| thread.probes.advance_overflows(&thread.counters));
+
         match outcome {
             BurstOutcome::BatchEnd(turn) => Some(StopReason::BatchEnd {
                 cpu,

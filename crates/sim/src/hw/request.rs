@@ -70,6 +70,7 @@ impl Caches {
         let is_through_store = request.is_store && unit.write_policy == WritePolicy::Through;
         counters.levels[level as usize].references += 1;
         unit.counters.demand.references += 1;
+
         if let Some(tag_index) = tag_index {
             unit.store.touch(line, tag_index);
             let meta = unit.store.line_meta(tag_index);
@@ -142,6 +143,7 @@ impl Caches {
         if meta.0 & SLOW_PATH_BITS == 0 {
             return response;
         }
+
         if meta.0 & PENDING != 0 {
             match unit.pending_fills.pending_fill(line) {
                 Some((arrival, served)) if arrival > response.ready_tick => {
@@ -150,6 +152,7 @@ impl Caches {
                 _ => meta.0 &= !PENDING,
             }
         }
+
         let is_first_use = meta.0 & PREFETCHED != 0 && !request.is_prefetch;
         if is_first_use {
             meta.0 &= !PREFETCHED;
@@ -160,6 +163,7 @@ impl Caches {
         if is_first_use {
             self.record_prefetches(unit_index, line, request);
         }
+
         response
     }
 
@@ -181,6 +185,7 @@ impl Caches {
             counters.levels[unit.level as usize].references += 1;
             unit.counters.demand.references += 1;
         }
+
         let is_victim = unit.is_victim();
         let tag_index = unit.store.find(line);
         if let Some(tag_index) = tag_index
@@ -188,6 +193,7 @@ impl Caches {
         {
             return response;
         }
+
         let unit = &self.units[index];
         let sector = unit.sector_mask(request.address, child_shift);
         match tag_index.filter(|&hit_index| {
@@ -224,6 +230,7 @@ impl Caches {
         if !unit.is_plain_hit(meta, bit, request.is_store) {
             return None;
         }
+
         unit.store.touch(line, tag_index);
         Some(unit.serve_plain_line(
             line,
@@ -251,6 +258,7 @@ impl Caches {
                 self.units[unit_index].transfer_out(request.tick, 1 << child_shift);
             response.ready_tick += response.queue_ticks;
         }
+
         let unit = &self.units[unit_index];
         let has_shared_bits = unit.children.len() > SHARER_BITS as usize;
         if (has_shared_bits || meta.sharers() & !bit != 0)
@@ -317,6 +325,7 @@ impl Caches {
         if parent != ROOT {
             return self.fetch(parent, index, request, counters);
         }
+
         let copies = self.snoop_other_roots(index, request, SnoopAction::Invalidate);
         counters.memory_write_bytes += STORE_BYTES;
         self.dram
@@ -387,6 +396,7 @@ impl Caches {
             is_exclusive: meta.state() >= EXCLUSIVE,
             is_dirty: meta.state() == MODIFIED,
         };
+
         // Other caches above this one may share the line, or may have kept it when the level between evicted it.
         let span_shift = self.units[child].line_shift;
         let action = if request.is_store {
@@ -401,6 +411,7 @@ impl Caches {
             self.write_back(self.units[unit_index].parent, bytes, request, counters);
             response.is_dirty = false;
         }
+
         if request.is_store && meta.state() == SHARED && !copies.is_exclusive {
             response.ready_tick = response
                 .ready_tick
@@ -426,6 +437,7 @@ impl Caches {
         if request.is_write_through && unit.write_policy == WritePolicy::Through {
             return self.forward_store(unit_index, request, counters);
         }
+
         let mut sharers = self.units[child].sharer_bit;
         let child_shift = self.units[child].line_shift;
         let mut copies = SnoopResult::default();
@@ -578,6 +590,7 @@ impl Caches {
     #[inline(never)]
     pub fn start_prefetches(&mut self, request: &CacheRequest, counters: &mut TaskCounters) {
         let due_prefetches = std::mem::take(&mut self.due_prefetches);
+
         for &(unit_index, line) in &due_prefetches {
             let unit = &self.units[unit_index];
             let address = line << unit.line_shift;
@@ -588,6 +601,7 @@ impl Caches {
                 is_prefetch: true,
                 ..*request
             };
+
             if unit.store.find(line).is_some()
                 || !self
                     .dram
@@ -595,6 +609,7 @@ impl Caches {
             {
                 continue;
             }
+
             let response = self.fetch(unit.parent, unit_index, &prefetch_request, counters);
             let unit = &mut self.units[unit_index];
             unit.counters.prefetches += 1;
@@ -606,6 +621,7 @@ impl Caches {
                 () if response.is_exclusive && can_own_lines => EXCLUSIVE,
                 () => SHARED,
             };
+
             let sharers = if unit.inclusion == Inclusion::Inclusive {
                 0
             } else {
@@ -617,6 +633,7 @@ impl Caches {
                 .add(line, response.ready_tick, response.origin, request.tick);
             self.fill(unit_index, meta, &prefetch_request, counters);
         }
+
         self.due_prefetches = due_prefetches;
         self.due_prefetches.clear();
     }

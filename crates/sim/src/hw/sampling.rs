@@ -255,6 +255,7 @@ impl Probes {
         let Some(register) = trace.last_address else {
             return;
         };
+
         for _ in 0..prefetch_count {
             if trace.lines.len() < trace.max_entries as usize {
                 trace.log_entry(register);
@@ -275,6 +276,7 @@ impl Probes {
         let Some(probe) = &mut self.samples else {
             return;
         };
+
         let virtual_line = miss.virtual_address >> miss.line_shift;
         let is_last_address = sampling.sampler == SamplerModel::LastAddress;
         // The register continues to be written until the exception is taken.
@@ -284,6 +286,7 @@ impl Probes {
         {
             last_sample.virtual_line = virtual_line;
         }
+
         if (probe.counts_remote_only && miss.origin != DataOrigin::RemoteCache) || probe.is_full() {
             return;
         }

@@ -63,12 +63,14 @@ pub(crate) fn find_tag(words: &[u32], tag: u32) -> Option<usize> {
         });
         return (equal_ways != 0).then(|| equal_ways.trailing_zeros() as usize);
     }
+
     for (nth, four) in quads.iter().enumerate() {
         let equal_ways = equal_4(four, tag);
         if equal_ways != 0 {
             return Some(4 * nth + equal_ways.trailing_zeros() as usize);
         }
     }
+
     remainder
         .iter()
         .position(|&word| word == tag)

@@ -171,6 +171,7 @@ mod tests {
             (waits[class], counts[class]) = (waits[class] + waited as f64, counts[class] + 1.0);
             next[class] -= libm::log(dice.unit()) * service as f64 / loads[class];
         }
+
         let remaining_work = (loads[0] + loads[1]) * service as f64 / 2.0;
         let first = remaining_work / (1.0 - loads[0]);
         assert!(

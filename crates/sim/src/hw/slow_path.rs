@@ -219,6 +219,7 @@ impl CoreFrontEnd {
             is_dependent: access.is_dependent(),
             l1_prefetches: prefetch_count,
         };
+
         let effect = if has_missed {
             thread
                 .probes

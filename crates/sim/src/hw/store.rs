@@ -221,6 +221,7 @@ impl TagStore {
             .as_ptr()
             .align_offset(4 * HOST_LINE_WORDS)
             .min(HOST_LINE_WORDS);
+
         TagStore {
             layout: TagLayout {
                 first_word,
@@ -263,6 +264,7 @@ impl TagStore {
         if shape == core_kind::ANY_SHAPE || (is_lru && self.clock == u32::MAX) {
             return self.record_general_hit(line, is_store, writes_through);
         }
+
         let (layout, ways) = (&self.layout, core_kind::ways_of_shape(shape));
         let words_per_set = if is_lru { 3 * ways } else { 2 * ways };
         let set = (line & layout.low_mask | line >> layout.high_shift & layout.high_mask) as usize;
@@ -272,6 +274,7 @@ impl TagStore {
         if mask == 0 {
             return Err(None);
         }
+
         let way = mask.trailing_zeros() as usize % ways;
         let meta = LineMeta(words[ways + way]);
         if meta.needs_slow_path(is_store, writes_through) {
@@ -282,6 +285,7 @@ impl TagStore {
             self.clock += 1;
             words[2 * ways + way] = self.clock;
         }
+
         Ok(())
     }
 
@@ -501,12 +505,14 @@ impl TagStore {
                 .min_by_key(|way| words[2 * self.layout.ways + way])
                 .unwrap_or(0);
         }
+
         if let Some(empty_way) = (0..self.layout.ways)
             .filter(is_allowed)
             .find(|&way| words[way] == 0)
         {
             return empty_way;
         }
+
         match self.replacement {
             ReplacementPolicy::Random => {
                 let allowed_index =
@@ -549,6 +555,7 @@ impl TagStore {
             line: self.line_of(old_tag, line),
             meta: self.line_meta(tag_index),
         });
+
         self.words[tag_index] = self.layout.tag_of(line);
         self.set_meta(tag_index, meta);
         if !core_kind::is_random(shape) {
@@ -582,7 +589,7 @@ impl TagStore {
         }
     }
 
-    /// Returns all lines that are present, set by set.
+    /// All lines that are present, set by set.
     #[cfg(test)]
     pub fn lines(&self) -> impl Iterator<Item = (u64, LineMeta)> + '_ {
         let set_count = self.total_sets() as usize;

@@ -141,6 +141,7 @@ impl Basis {
         for trip in 0..trips {
             basis.flip_upper_bound(TRIP_ARCS * trip + 2);
         }
+
         basis.build_first_chains();
         basis.compute_first_sizes();
         let mut current_node = 0;
@@ -344,6 +345,7 @@ impl Basis {
         if pivot.can_push {
             self.push_flow(pivot);
         }
+
         if pivot.cut_node == NONE {
             self.flip_upper_bound(pivot.entering_arc);
             [pivot.from_node, pivot.to_node]
@@ -351,6 +353,7 @@ impl Basis {
                 .for_each(|end| self.update_path(end, pivot.apex, |_, at| visit_node(at, false)));
             return;
         }
+
         let leaving_node = self.nodes[pivot.cut_node as usize];
         if leaving_node.has_flow {
             self.flip_upper_bound(leaving_node.arc);
@@ -359,6 +362,7 @@ impl Basis {
         if was_at_upper_bound {
             self.flip_upper_bound(pivot.entering_arc);
         }
+
         let (inner_end, outer_end) = pivot.entering_arc_ends();
         let points_up = inner_end == self.arc_ends_and_cost(pivot.entering_arc).0;
         let cut_size = leaving_node.size;
@@ -416,6 +420,7 @@ impl Basis {
     ) {
         let subtree_size = self.nodes[cut as usize].size;
         let mut size = subtree_size;
+
         loop {
             let old_node = self.nodes[node as usize];
             self.unlink(node);
@@ -498,6 +503,7 @@ impl Basis {
         if record.child != NONE {
             return Some(record.child);
         }
+
         while node != root {
             let record = &self.nodes[node as usize];
             on_read(node, true);
@@ -528,6 +534,7 @@ mod tests {
             })
             .max();
         let Some((_, arc)) = best else { return false };
+
         let pivot = basis.find_pivot(arc, |_| ());
         if pivot.cut_node != NONE {
             let change = basis.potential_change(&pivot);
@@ -598,6 +605,7 @@ mod tests {
             assert!(order.len() <= basis.nodes.len(), "no tree");
         }
         assert_eq!(order.len(), basis.nodes.len());
+
         for &node in order[1..].iter().rev() {
             sizes[basis.nodes[node as usize].parent as usize] += sizes[node as usize];
             let BasisNode { arc, .. } = basis.nodes[node as usize];
@@ -606,6 +614,7 @@ mod tests {
                 assert_eq!(basis.reduced_cost(tail, head, cost), 0);
             }
         }
+
         assert!(
             basis
                 .nodes
@@ -623,6 +632,7 @@ mod tests {
             let (tail, head, _) = basis.arc_ends_and_cost(arc);
             followers[(u64::from(tail) - 2 - basis.trips) as usize].push(head as usize - 2);
         }
+
         let mut led = vec![usize::MAX; basis.trips as usize];
         fn find_augmenting_lead(
             trip: usize,
@@ -640,6 +650,7 @@ mod tests {
                     }
             })
         }
+
         (0..followers.len())
             .filter(|&trip| {
                 find_augmenting_lead(

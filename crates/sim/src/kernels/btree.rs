@@ -184,6 +184,7 @@ impl WorkloadKernel for Database {
             out.enter_function(self.rng.draw_function(functions));
             self.emit_pin(leaf * 8 + part, out);
         }
+
         out.enter_function(self.rng.draw_function(functions));
         let record = self.tree.descend(leaf, slot, out);
         out.enter_function(self.rng.draw_function(functions));

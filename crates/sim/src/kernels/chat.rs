@@ -187,6 +187,7 @@ impl ChatConnection {
         for client in 0..u64::from(room.clients) {
             out.load(room.state.base + (64 + client * 16) % room.state.bytes);
         }
+
         // All members append to the ring in turn, so the index of the newest message is about the member's own count
         // times the number of members.
         let number = out.work_done * u64::from(room.clients) + u64::from(self.client_index);

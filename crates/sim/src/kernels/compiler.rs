@@ -107,6 +107,7 @@ impl Compiler {
             setup.add_shared_region("kept for inlining", bytes - symbols.bytes - obstack.bytes);
         let mut rng = setup.rng.clone();
         let salt = rng.next_bits();
+
         let (node_count, pass_number, next_node, blocks_left, kept_offset) = (0, 0, 0, 0, 0);
         let mut compiler = Compiler {
             inline_copies,
@@ -316,12 +317,14 @@ impl LinkParser {
             if middle == word {
                 break;
             }
+
             if middle < word {
                 low = middle + 1
             } else {
                 high = middle
             }
         }
+
         let blocks = self.expressions.bytes / 256;
         let expression = self.expressions.element_address(
             (word * blocks + self.rng.draw_below(self.word_count)) / self.word_count,
@@ -348,6 +351,7 @@ impl LinkParser {
                     + self.rng.draw_skewed(recent_spans)
             }
         };
+
         for link in 0..1 + self.rng.draw_below(3) {
             let entry = self
                 .table
@@ -360,6 +364,7 @@ impl LinkParser {
             out.load(entry + 8);
             out.load(entry + 16);
         }
+
         if self.rng.draw_below(4) == 0 {
             out.store(self.table.element_address(slot, 32) + 24);
         }
@@ -382,6 +387,7 @@ impl WorkloadKernel for LinkParser {
             self.words_to_look_up -= 1;
             return;
         }
+
         for _ in 0..self.spans_left.min(8) {
             out.enter_function(16 + self.rng.draw_function(48));
             self.emit_span_matching(out);

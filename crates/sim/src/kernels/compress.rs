@@ -47,6 +47,7 @@ impl Deflate {
         let output = setup.add_shared_region("output", buffer_bytes - buffer_bytes * 2 / 3);
         let salt = setup.rng.next_bits();
         let position = window_bytes + setup.rng.draw_below(1 << 24);
+
         Deflate {
             input,
             output,
@@ -71,6 +72,7 @@ impl WorkloadKernel for Deflate {
         let start = self.position;
         let hash = hash_value(start ^ self.salt);
         out.enter_function(map_to_range(hash, u64::from(out.function_count())) as u32);
+
         // Text repeats, so two in three positions find a match, of 3 to 34 bytes.
         let length = if hash % 3 < 2 {
             3 + (hash >> 8) % 32
@@ -89,6 +91,7 @@ impl WorkloadKernel for Deflate {
             out.store(self.chain.base + position * 2 % self.chain.bytes);
             out.store(self.head.element_address(bucket, 2));
         }
+
         // The chain has up to eight candidates, of which later ones are further back.
         let link_count = 1 + (hash >> 16) % 8;
         let mut distance = 0;
@@ -100,6 +103,7 @@ impl WorkloadKernel for Deflate {
             out.load(self.window_address(start + length));
             out.load(self.chain.base + candidate.wrapping_mul(2) % self.chain.bytes);
         }
+
         // A match or literal costs about two bytes of output, written a word at a time.
         self.written_bytes += 2;
         if self.written_bytes.is_multiple_of(8) {
@@ -142,6 +146,7 @@ impl BlockSort {
         let block = setup.add_shared_region("block", block_bytes);
         let pointers = setup.add_shared_region("pointers", block_bytes * 4);
         let quadrants = setup.add_shared_region("quadrants", block_bytes * 2);
+
         // There are 65 536 counters of four bytes, one for each pair of bytes.
         let buckets = setup.add_shared_region("buckets", (256 << 10).min(bytes / 16));
         let buffer_bytes = bytes - 7 * block.bytes - buckets.bytes;

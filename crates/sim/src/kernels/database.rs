@@ -78,6 +78,7 @@ fn set_up_databases(setup: &mut KernelSetup, shape: &'static ServerShape) {
     let private_bytes = ((data as u128 * u128::from(numerator) / u128::from(denominator)) as u64
         / members.len() as u64)
         .max(4096);
+
     let hot_bytes = HOT_BYTES.min(data / 16 / groups);
     let tree_bytes =
         data - process_bytes - private_bytes * members.len() as u64 - hot_bytes * groups;
@@ -94,6 +95,7 @@ fn set_up_databases(setup: &mut KernelSetup, shape: &'static ServerShape) {
             shared_counters,
         });
     }
+
     let process = setup.add_shared_region("process-wide", process_bytes);
     for (thread, &(group, member_index)) in members.iter().enumerate() {
         let private_buffer = setup.add_region(
@@ -143,15 +145,18 @@ impl WorkloadKernel for ServerConnection {
             let record = group.tree.descend(leaf, self.rng.next_bits(), out);
             out.enter_function(self.rng.draw_function(functions));
             emit_record_access(record, descent < self.shape.writes_per_operation, out);
+
             // The data that was read is copied to an object, a row buffer or a reply.
             for _ in 0..24 {
                 out.store(self.private_buffer.base + self.allocation_offset);
                 self.allocation_offset = (self.allocation_offset + 8) % self.private_buffer.bytes;
             }
         }
+
         for _ in 0..self.shape.group_touches {
             emit_bookkeeping_access(group.shared_counters, &mut self.rng, out);
         }
+
         for _ in 0..self.shape.process_touches {
             emit_bookkeeping_access(self.process, &mut self.rng, out);
         }

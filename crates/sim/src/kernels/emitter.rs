@@ -209,6 +209,7 @@ mod tests {
         let mut recent: Vec<u64> = Vec::new();
         let mut hit_counts = [0u32; 4]; // 64, 128, 256, 512 bytes
         const TURNS: u32 = 100_000;
+
         for turn in 1..=u64::from(TURNS) {
             let offset = stack_offset(turn);
             assert!(offset + 8 <= STACK_BYTES && offset.is_multiple_of(8));
@@ -223,6 +224,7 @@ mod tests {
             }
             recent.insert(0, line);
         }
+
         let share = hit_counts.map(|hits| f64::from(hits) / f64::from(TURNS));
         let bounds = [(0.59, 0.92), (0.77, 0.99), (0.87, 0.99), (0.92, 0.99)];
         for (share, (low, high)) in share.into_iter().zip(bounds) {

@@ -41,6 +41,7 @@ impl Network {
         let mut queue: Vec<(u64, u32)> = (0..scheduled_count as u32)
             .map(|message| (rng.draw_below(1 << 20), message))
             .collect();
+
         // A sorted list satisfies the heap order.
         queue.sort_unstable();
         let target_modules = (0..message_count)
@@ -80,12 +81,14 @@ impl Network {
         if self.queue.is_empty() {
             return last_event;
         }
+
         let mut heap_index = 0;
         loop {
             let mut child = 2 * heap_index + 1;
             if child >= self.queue.len() {
                 break;
             }
+
             self.emit_entry_read(child, out);
             if child + 1 < self.queue.len() {
                 self.emit_entry_read(child + 1, out);
@@ -96,6 +99,7 @@ impl Network {
             if self.queue[child] >= last_event {
                 break;
             }
+
             self.queue[heap_index] = self.queue[child];
             out.store(self.heap.element_address(heap_index as u64, 8));
             heap_index = child;
@@ -145,12 +149,14 @@ impl WorkloadKernel for Network {
         let module = u64::from(self.target_modules[message as usize]);
         out.enter_function(1 + self.rng.draw_function(functions - 1));
         self.emit_module_accesses(module, out);
+
         // Half of the events stay in the module (timers), the others go to a neighbor, a few far away.
         let target_module = match self.rng.draw_below(8) {
             0..4 => module,
             4..7 => (module + 1 + self.rng.draw_below(8)) % self.module_count,
             _ => self.rng.draw_below(self.module_count),
         };
+
         // The message is deleted, and a new one is allocated from a random position of the free list.
         let free_index = self.rng.draw_below(self.free_messages.len() as u64) as usize;
         let new_message = std::mem::replace(&mut self.free_messages[free_index], message);
@@ -158,6 +164,7 @@ impl WorkloadKernel for Network {
         for offset in [0, 8, 24, 64, 72, 128, 192] {
             out.store(new_address + offset);
         }
+
         self.target_modules[new_message as usize] = target_module as u32;
         out.enter_function(1 + self.rng.draw_function(functions - 1));
         let event_time = time + 1 + self.rng.draw_skewed(1 << 20);

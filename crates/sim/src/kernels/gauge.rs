@@ -165,6 +165,7 @@ impl Gauge {
         let lattice = declare_lattice("sites", SITE_BYTES);
         let [fat_links, long_links] =
             ["fat links", "long links"].map(|name| declare_lattice(name, 4 * MATRIX_BYTES));
+
         let solver_vectors = (0..SOLVER_ARRAYS)
             .map(|_| declare_lattice("solver's vector", VECTOR_BYTES))
             .collect();
@@ -174,6 +175,7 @@ impl Gauge {
         let force_vectors = (0..FORCE_ARRAYS)
             .map(|_| declare_lattice("force's vector", VECTOR_BYTES))
             .collect();
+
         let pointers = declare_lattice("gathered pointers", GATHERS * POINTER_BYTES);
         let neighbors = declare_lattice("neighbor tables", GATHERS * INDEX_BYTES);
         let mut routines = build_routines(site_count);
@@ -186,6 +188,7 @@ impl Gauge {
                     % sweep.site_count;
             }
         }
+
         Gauge {
             lattice,
             fat_links,

@@ -40,6 +40,7 @@ impl Interpreter {
         let strings =
             setup.add_shared_region("strings", table_bytes - buckets.bytes - entries.bytes);
         let rng = setup.rng.clone();
+
         Interpreter {
             ops,
             pads,
@@ -91,6 +92,7 @@ impl Interpreter {
 impl WorkloadKernel for Interpreter {
     fn step(&mut self, out: &mut AccessEmitter) {
         let ops = self.ops.bytes / 64;
+
         for _ in 0..8 {
             // Straight runs of ops alternate with loops back to hot ones.
             self.op_index = if self.rng.draw_below(12) == 0 {
@@ -102,6 +104,7 @@ impl WorkloadKernel for Interpreter {
             out.load_dependent(op);
             out.load(op + 16);
             let functions = u64::from(out.function_count());
+
             // A few op bodies serve most ops; the others call string, hash and matching routines.
             let is_call = hash_value(self.op_index ^ 7).is_multiple_of(8);
             out.enter_function(if is_call {
@@ -113,6 +116,7 @@ impl WorkloadKernel for Interpreter {
                 let slot = self.rng.draw_skewed(self.pads.bytes / 8);
                 out.load(self.pads.element_address(slot, 8));
             }
+
             let slot = self.rng.draw_skewed(self.pads.bytes / 8);
             out.store(self.pads.element_address(slot, 8));
             match self.rng.draw_below(64) {
@@ -121,6 +125,7 @@ impl WorkloadKernel for Interpreter {
                 _ => {}
             }
         }
+
         out.work_done += 8;
     }
 }
@@ -157,6 +162,7 @@ impl GapWorkspace {
                 bag
             })
             .collect();
+
         GapWorkspace {
             masters,
             workspace,
@@ -186,6 +192,7 @@ impl GapWorkspace {
         if self.rng.draw_below(OPERATIONS_PER_BAG_OPERATION) != 0 {
             return self.emit_small_integer_operation(out);
         }
+
         let words = self.emit_operand_read(out)
             + if self.rng.draw_below(2) == 0 {
                 self.emit_operand_read(out)
@@ -199,10 +206,12 @@ impl GapWorkspace {
             self.used_bytes = 0;
             return;
         }
+
         out.enter_function(self.rng.draw_function(functions));
         for word in 0..u64::from(words) {
             out.store(self.workspace.base + self.used_bytes + word * 8);
         }
+
         // One result in eight outlives its statement: it replaces an older value.
         if self.rng.draw_below(8) == 0 {
             let bag = self.rng.draw_below(self.live_bags.len() as u64);
@@ -321,6 +330,7 @@ impl ObjectStore {
                     % self.object_count
             }
         };
+
         for part in 0..6 {
             out.enter_function(self.rng.draw_function(functions));
             match part {
@@ -340,6 +350,7 @@ impl ObjectStore {
                 }
             }
         }
+
         if self.transaction_kind == 2 {
             // An insert fills a new object and its index entry.
             let record = self.objects.element_address(newest_object, OBJECT_BYTES);

@@ -127,6 +127,7 @@ impl WorkloadKernel for Register {
                 out.store(address);
             }
         }
+
         self.next_state = end;
         if end == self.state_count {
             self.next_state = 0;

@@ -43,6 +43,7 @@ impl MotionSearch {
         let references = (0..REFERENCES)
             .map(|_| setup.add_shared_region("reference", picture * 16))
             .collect();
+
         let current_picture = setup.add_shared_region("picture", picture);
         let coded_bytes = setup.data_bytes() - picture * (REFERENCES * 16 + 1);
         let coded_data = setup.add_shared_region("coded data", coded_bytes);
@@ -308,6 +309,7 @@ impl WorkloadKernel for Recognizer {
             self.states_left -= state_count;
             return;
         }
+
         // Two of five senones are active in a frame; the set changes slowly, every sixteenth frame.
         let epoch = out.work_done / 16;
         if hash_value(self.next_senone ^ epoch << 32 ^ self.salt) % 5 < 2 {
@@ -316,6 +318,7 @@ impl WorkloadKernel for Recognizer {
         } else {
             out.load(self.senones.element_address(self.next_senone, SENONE_BYTES));
         }
+
         self.next_senone += 1;
         if self.next_senone == self.senone_count {
             self.next_senone = 0;

@@ -114,11 +114,13 @@ impl WorkloadKernel for Molecules {
         if self.next_atom.is_multiple_of(16) {
             out.enter_function((self.next_atom / 16) as u32);
         }
+
         if self.is_rebuilding {
             self.emit_list_rebuild(self.next_atom, out)
         } else {
             self.emit_forces(self.next_atom, out)
         }
+
         self.next_atom += 1;
         if self.next_atom == self.atom_count {
             self.next_atom = 0;

@@ -147,6 +147,7 @@ impl Simplex {
         let arcs = setup.add_shared_region("arcs", arc_count * ARC_BYTES);
         let basis = Basis::new(arc_count, setup.rng.clone().next_bits());
         let (basket, stage) = (Vec::new(), SimplexStage::Price { arc: 0 });
+
         Simplex {
             version,
             nodes,
@@ -283,6 +284,7 @@ impl Simplex {
             while candidate_cost(self, left_index, out) > pivot_cost {
                 left_index += 1;
             }
+
             while candidate_cost(self, right_index, out) < pivot_cost {
                 right_index -= 1;
             }
@@ -291,6 +293,7 @@ impl Simplex {
                 out.store(self.pointer_address(left_index as usize));
                 out.store(self.pointer_address(right_index as usize));
             }
+
             if left_index <= right_index {
                 left_index += 1;
                 right_index -= 1;
@@ -299,6 +302,7 @@ impl Simplex {
         if low < right_index {
             self.sort_candidates(low, right_index, out);
         }
+
         if left_index < high && left_index < self.version.basket_arcs as isize {
             self.sort_candidates(left_index, high, out);
         }
@@ -320,6 +324,7 @@ impl Simplex {
         if pivot.cut_node == NONE {
             return self.exchange(&pivot, out);
         }
+
         let change = self.basis.potential_change(&pivot);
         self.stage = SimplexStage::Update {
             pivot,
@@ -360,6 +365,7 @@ impl Simplex {
                 None => return self.exchange(&pivot, out),
             }
         }
+
         self.stage = SimplexStage::Update {
             pivot,
             node: current_node,
@@ -384,6 +390,7 @@ impl Simplex {
             ..
         } = *self.version;
         let nodes = self.nodes;
+
         self.basis.exchange(pivot, |node, is_reversed| {
             let record = nodes.element_address(u64::from(node), node_bytes);
             if is_reversed {
@@ -407,6 +414,7 @@ impl Simplex {
                 out.load(record + parent);
             }
         });
+
         out.store(self.arcs.element_address(pivot.entering_arc, ARC_BYTES) + self.version.ident);
         out.work_done += 1;
         if out.work_done % self.version.pivots_per_refresh == 1 {

@@ -55,6 +55,7 @@ impl Art {
         let stage = ArtStage::Column {
             j: rng.draw_below(F2_NEURONS),
         };
+
         Art {
             f1,
             bottom_up,
@@ -128,6 +129,7 @@ impl Art {
                 ArtStage::Read
             }
         };
+
         out.enter_function(match self.stage {
             ArtStage::Relax { pass } => pass % LOOPS,
             ArtStage::Column { .. } => 7,

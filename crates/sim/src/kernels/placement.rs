@@ -118,6 +118,7 @@ impl Annealer {
             low_corner = (low_corner.0.min(x), low_corner.1.min(y));
             high_corner = (high_corner.0.max(x), high_corner.1.max(y));
         }
+
         out.store(record + 32);
         high_corner.0 - low_corner.0 + high_corner.1 - low_corner.1
     }
@@ -171,6 +172,7 @@ impl Annealer {
         let old_cost = self.emit_cell_cost(cell, out) + self.emit_cell_cost(partner, out);
         self.swap_cells(cell, partner);
         out.enter_function(hash_value(u64::from(partner)) as u32);
+
         // The new cost reads the same records again; they are in the first-level cache by now.
         let mut new_cost = 0;
         for moved_cell in [cell, partner] {
@@ -184,6 +186,7 @@ impl Annealer {
             self.swap_cells(cell, partner);
             return;
         }
+
         for moved_cell in [cell, partner] {
             let record = self
                 .cells
@@ -228,6 +231,7 @@ impl WorkloadKernel for Annealer {
             self.emit_table_sweep(start, out);
             return;
         }
+
         if let Some(router) = &mut self.router
             && router.nets_left > 0
         {
@@ -235,6 +239,7 @@ impl WorkloadKernel for Annealer {
             out.work_done += u64::from(router.expansions_left == 0);
             return;
         }
+
         self.try_move(out);
         out.work_done += 1;
         self.moves_left -= 1;
@@ -315,6 +320,7 @@ impl Router {
         }
         let expansion_count = self.expansions_left.min(16);
         self.expansions_left -= expansion_count;
+
         for expansion in 0..expansion_count {
             out.enter_function(16 + expansion as u32 % 16);
             let x = self.box_corner.0 + rng.draw_below(self.box_side);
@@ -322,6 +328,7 @@ impl Router {
             let node = self.graph.element_address(y * self.side + x, NODE_BYTES);
             out.load(node);
             out.load(node + 48);
+
             // The costs of the four neighbors, relaxed if they improve.
             for (dx, dy) in [(1, 0), (0, 1), (2, 0), (0, 2)] {
                 let (x, y) = ((x + dx).min(self.side - 1), (y + dy).min(self.side - 1));

@@ -101,6 +101,7 @@ pub fn build_program(
     };
     check_options(spec, options)?;
     let mut setup = KernelSetup::new(spec, seed, options);
+
     let (_, make) = FAMILIES
         .iter()
         .copied()
@@ -120,6 +121,7 @@ fn check_options(spec: &'static KernelSpec, options: &Options) -> Result<(), Pro
             expected,
         })
     };
+
     if spec.threads == (1, 1) {
         let thread_options = [
             ("threads", options.threads.map(|n| n.to_string())),
@@ -137,12 +139,14 @@ fn check_options(spec: &'static KernelSpec, options: &Options) -> Result<(), Pro
                 options.regroup_after.map(|n| n.to_string()),
             ),
         ];
+
         for (option, found) in thread_options {
             if let Some(found) = found {
                 return refuse_option(option, found, "nothing: the program has one thread".into());
             }
         }
     }
+
     if !options.group_sizes.is_empty() && (options.threads.is_some() || options.groups.is_some()) {
         return refuse_option(
             "group_sizes",

@@ -54,6 +54,7 @@ fn set_up_boards(setup: &mut KernelSetup, sharing: SharingMode) {
             group_users(setup, group)
         }
     };
+
     let mut shared_boards = Vec::new();
     if sharing != SharingMode::Nothing {
         for group in 0..count as u32 {
@@ -61,6 +62,7 @@ fn set_up_boards(setup: &mut KernelSetup, sharing: SharingMode) {
             shared_boards.push(setup.add_region("scoreboard", BOARD_BYTES, users));
         }
     }
+
     let private_bytes_per_thread = |setup: &KernelSetup| {
         let boards = if sharing == SharingMode::Nothing {
             members.len()
@@ -76,6 +78,7 @@ fn set_up_boards(setup: &mut KernelSetup, sharing: SharingMode) {
     };
     let bytes = private_bytes_per_thread(setup);
     let mut heap = shared_boards.clone();
+
     for (thread, &(group, member_index)) in members.iter().enumerate() {
         let private_region =
             setup.add_region("private data", bytes, RegionUsers::Thread(thread as u32));
@@ -124,6 +127,7 @@ impl WorkloadKernel for Worker {
                 out.store(cell);
             }
         }
+
         out.enter_function(1);
         for touch in 0..PRIVATE_TOUCHES {
             let word = self

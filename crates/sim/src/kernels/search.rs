@@ -53,6 +53,7 @@ impl GameSearch {
         let cache =
             setup.add_shared_region("transposition table", bytes - boards.bytes - tables.bytes);
         let hot_divisor = (tables.bytes / (32 << 10)).max(1);
+
         GameSearch {
             boards,
             tables,
@@ -86,6 +87,7 @@ impl WorkloadKernel for GameSearch {
             out.load(board + word * 8);
             out.store(board + word * 40 / 8 * 8);
         }
+
         let entries = self.cache.bytes / 16;
         let slot = self.cache.element_address(self.rng.draw_below(entries), 16);
         out.load(slot);
@@ -94,6 +96,7 @@ impl WorkloadKernel for GameSearch {
             if read.is_multiple_of(self.reads_per_call) {
                 out.enter_function(self.rng.draw_function(functions));
             }
+
             // A few tables serve every position, others only certain patterns.
             let word = self.rng.draw_skewed(self.tables.bytes / 8);
             let word = if read.is_multiple_of(self.reads_per_cold_read) {
@@ -106,6 +109,7 @@ impl WorkloadKernel for GameSearch {
                 out.load(board + read * 8 % BOARD_BYTES);
             }
         }
+
         if self.rng.draw_below(3) == 0 {
             out.store(slot + 8);
         }
@@ -153,6 +157,7 @@ impl Integrals {
         let fock = setup.add_shared_region("Fock matrix", triangle_bytes);
         let mut rng = setup.rng.clone();
         let shell_count = (functions / FUNCTIONS_PER_SHELL).max(1);
+
         // The last shell has the most quartets, and those of each pair go over nearly the whole triangle.
         let quartet = [shell_count - 1, rng.draw_below(shell_count), 0, 0];
         Integrals {
@@ -179,6 +184,7 @@ impl Integrals {
         let contraction_routines = u64::from(out.function_count())
             .saturating_sub(RECURSION_ROUTINES)
             .max(1);
+
         for term in self.term_count..self.term_count + TERMS_PER_STEP {
             if term.is_multiple_of(32) {
                 let (call, is_recursion) = (term / 64, (term / 32).is_multiple_of(2));
@@ -297,6 +303,7 @@ impl WorkloadKernel for RayTracer {
         } else {
             (drifting_leaf + self.rng.draw_below(4)) % box_count
         };
+
         let mut node = 1;
         while node < box_count {
             let record = self.hierarchy.element_address(node, BOX_BYTES);
@@ -306,6 +313,7 @@ impl WorkloadKernel for RayTracer {
             }
             node = 2 * node + (leaf * node.next_power_of_two() * 2 / box_count) % 2;
         }
+
         out.enter_function(self.rng.draw_function(functions));
         let record = self.hierarchy.element_address(leaf, BOX_BYTES);
         out.load(record);
@@ -321,6 +329,7 @@ impl WorkloadKernel for RayTracer {
             }
             out.load(shape + word * 8);
         }
+
         // Texture: occasionally, some other part of the shapes' memory.
         if self.rng.draw_below(64) == 0 {
             let any_shape = self.rng.draw_skewed(shape_count);
@@ -328,6 +337,7 @@ impl WorkloadKernel for RayTracer {
                 out.load(self.shapes.element_address(any_shape, SHAPE_BYTES) + word * 32);
             }
         }
+
         out.store(
             self.image
                 .element_address(out.work_done / 4 % (self.image.bytes / 8), 8),

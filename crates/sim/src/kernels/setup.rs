@@ -195,6 +195,7 @@ impl<'a> KernelSetup<'a> {
             later_groups: Vec::new(),
             regions: Vec::new(),
         };
+
         KernelSetup {
             spec,
             options,

@@ -57,6 +57,7 @@ impl Earthquake {
         for word in 0..3 {
             out.load(source.element_address(row, 24) + word * 8);
         }
+
         for nonzero in row * ROW_BLOCKS..(row + 1) * ROW_BLOCKS {
             out.load(self.columns.element_address(nonzero, 4));
             // A mesh is numbered by regions, so most neighbors are close and some are far.
@@ -70,15 +71,18 @@ impl Earthquake {
             for word in 0..3 {
                 out.load_dependent(source.element_address(column, 24) + word * 8);
             }
+
             let block = self.matrix.element_address(nonzero, BLOCK_BYTES);
             for word in 0..9 {
                 out.load(block + word * 8);
             }
+
             for word in 0..3 {
                 out.load(target.element_address(column, 24) + word * 8);
                 out.store(target.element_address(column, 24) + word * 8);
             }
         }
+
         for word in 0..3 {
             out.store(target.element_address(row, 24) + word * 8);
         }
@@ -148,6 +152,7 @@ impl LinearProgram {
         let mut rng = setup.rng.clone();
         let (next_column, salt) = (rng.draw_below(column_count), rng.next_bits());
         let row_count = dual.bytes / 8;
+
         LinearProgram {
             columns,
             headers,

@@ -104,6 +104,7 @@ impl PointGrid {
                 nests.push(LoopNest::new(extent, touches, 0));
             }
         }
+
         nests
     }
 
@@ -158,6 +159,7 @@ impl Stencil {
         if self.position[1] < nest.point_counts[1] {
             return;
         }
+
         self.position[1] = 0;
         self.current_pass += 1;
         if self.current_pass < nest.passes_per_plane {
@@ -168,6 +170,7 @@ impl Stencil {
         if self.position[2] < nest.point_counts[2] {
             return;
         }
+
         self.position[2] = 0;
         self.current_nest += 1;
         if self.current_nest == self.nests.len() {
@@ -241,6 +244,7 @@ fn build_swim(setup: &mut KernelSetup) -> Stencil {
         load_all(v, &[HERE, NORTH]),
         [cu, cv, z, h].map(|grid| grid.store_here()).to_vec(),
     ];
+
     let update_touches = [
         load_all(cu, &[HERE, EAST]),
         load_all(cv, &[HERE, NORTH]),
@@ -249,6 +253,7 @@ fn build_swim(setup: &mut KernelSetup) -> Stencil {
         [uold, vold, pold].map(|grid| grid.load_at(HERE)).to_vec(),
         [unew, vnew, pnew].map(|grid| grid.store_here()).to_vec(),
     ];
+
     let mut smooth_touches = Vec::new();
     for (current, new, old) in [(u, unew, uold), (v, vnew, vold), (p, pnew, pold)] {
         smooth_touches.extend([current, new, old].map(|grid| grid.load_at(HERE)));
@@ -297,6 +302,7 @@ fn build_mgrid(setup: &mut KernelSetup) -> Stencil {
             break;
         }
     }
+
     let v = PointGrid::new(setup, "v", [finest_side; 3], 8);
     let mut nests = Vec::new();
     for pair in levels.windows(2) {
@@ -308,6 +314,7 @@ fn build_mgrid(setup: &mut KernelSetup) -> Stencil {
             .map(|n| n.min((pair[0][1].side[0] - 2) / 2));
         nests.push(LoopNest::new(extent, touches, 0));
     }
+
     for level in (0..levels.len()).rev() {
         let [u, r] = levels[level];
         if let Some([coarse, _]) = levels.get(level + 1) {
@@ -322,6 +329,7 @@ fn build_mgrid(setup: &mut KernelSetup) -> Stencil {
             let extent = coarse.interior_counts().map(|n| n.min((u.side[0] - 3) / 2));
             nests.push(LoopNest::new(extent, touches, 1));
         }
+
         // `resid` is followed by `psinv`.
         let mut residual_touches = touches_of_27_points(&u, 1);
         residual_touches.push(if level == 0 {
@@ -335,6 +343,7 @@ fn build_mgrid(setup: &mut KernelSetup) -> Stencil {
         smooth_touches.extend([u.load_at(HERE), u.store_here()]);
         nests.push(LoopNest::new(u.interior_counts(), smooth_touches, 3));
     }
+
     for grid in levels.iter().flatten().chain([&v]) {
         nests.extend(grid.face_nests());
     }
@@ -352,6 +361,7 @@ fn build_applu(setup: &mut KernelSetup) -> Stencil {
             .map(|word| grid.touch_at(shift, word, 1, is_store))
             .collect()
     };
+
     let interior = u.interior_counts();
     let mut nests = Vec::new();
     for axis in 0..3 {
@@ -363,11 +373,13 @@ fn build_applu(setup: &mut KernelSetup) -> Stencil {
         touches.extend(touch_words(&rsd, HERE, 5, true));
         nests.push(LoopNest::new(interior, touches, axis as u32));
     }
+
     for (sign, function) in [(-1, 3), (1, 5)] {
         let mut jacobian_touches = touch_words(&u, HERE, 5, false);
         for offset in neighbors(sign) {
             jacobian_touches.extend(touch_words(&u, offset, 5, false));
         }
+
         let mut sweep_touches = Vec::new();
         for grid in &blocks {
             jacobian_touches.extend(touch_words(grid, HERE, 25, true));
@@ -381,6 +393,7 @@ fn build_applu(setup: &mut KernelSetup) -> Stencil {
         nests.push(LoopNest::new(interior, jacobian_touches, function));
         nests.push(LoopNest::new(interior, sweep_touches, function + 1));
     }
+
     let mut add_touches = touch_words(&rsd, HERE, 5, false);
     add_touches.extend(touch_words(&u, HERE, 5, false));
     add_touches.extend(touch_words(&u, HERE, 5, true));
@@ -416,6 +429,7 @@ fn build_apsi(setup: &mut KernelSetup) -> Stencil {
             ..nest
         });
     }
+
     // The last fields are sources and boundary values, read once per step.
     let touches = fields
         .iter()

@@ -130,6 +130,7 @@ impl SimMachine {
 
     fn apply_change(&mut self, change: &Change) -> Result<(), RefusedItem> {
         let now = self.system.now();
+
         match &change.kind {
             ChangeKind::Affinity { task, to, .. } => {
                 let slot = self.tasks[task.0 as usize].slot;
@@ -179,6 +180,7 @@ impl SimMachine {
             }
             ChangeKind::Cpuset { .. } => return Err(change.failed("this machine has no groups")),
         }
+
         Ok(())
     }
 
@@ -278,6 +280,7 @@ impl SimMachine {
             task.is_some_and(|task| share.members.contains(&ShareMember::Task(*task)))
                 || processes.contains(&self.system.task(slot).process)
         };
+
         let has_monitoring = self
             .spec
             .caches
@@ -290,6 +293,7 @@ impl SimMachine {
                 .map(|(_, bytes)| bytes)
                 .sum()
         });
+
         let active_share = match &share.units {
             Units::Ways { .. } => ActiveShare {
                 share,
@@ -315,6 +319,7 @@ impl SimMachine {
                         assigned_pages += coloring.total_pages - coloring.pending_pages();
                     }
                 }
+
                 if assigned_pages < total_pages {
                     let item = PlanItem::Share(share.group, share.cache);
                     applied_plan.pending.push(PendingItem {
@@ -323,6 +328,7 @@ impl SimMachine {
                         total: Some(total_pages),
                     });
                 }
+
                 let inside_fraction =
                     (resident_pages > 0).then(|| pages_in_share as f64 / resident_pages as f64);
                 ActiveShare {
@@ -333,6 +339,7 @@ impl SimMachine {
                 }
             }
         };
+
         applied_plan.shares.push(active_share);
     }
 }

@@ -23,6 +23,7 @@ pub fn true_capabilities(
         .caches
         .iter()
         .any(|cache| cache.way_partitions.is_some());
+
     let (sampling_note, tracing_note) = match sampler {
         SamplerModel::Ideal => ("every event, exactly", "every miss, exactly"),
         SamplerModel::LastAddress => (
@@ -34,6 +35,7 @@ pub fn true_capabilities(
             "accesses in flight together are lost",
         ),
     };
+
     let abilities = BTreeMap::from([
         (
             Ability::CountPerTask,
@@ -81,6 +83,7 @@ pub fn true_capabilities(
             Support::provided(false, "the cycle-level machine limits no bandwidth"),
         ),
     ]);
+
     let partitions = topology
         .caches
         .iter()

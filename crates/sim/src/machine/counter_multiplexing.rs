@@ -58,6 +58,7 @@ impl CounterMultiplexer {
         };
         let (fixed_events, mut rotated_events): (Vec<CounterEvent>, Vec<CounterEvent>) =
             countable_events.into_iter().partition(is_fixed);
+
         // References and misses of one level belong together, because their ratio is needed.
         rotated_events.sort_by_key(|event| match event {
             CounterEvent::References(level) => (0, *level as usize, 0),
@@ -67,6 +68,7 @@ impl CounterMultiplexer {
             CounterEvent::StallCycles(_) => (2, 0, 0),
             _ => (1, 0, 0),
         });
+
         let group_size = (count.saturating_sub(2)).max(1) as usize;
         let event_groups = rotated_events
             .chunks(group_size)
@@ -144,6 +146,7 @@ impl CounterMultiplexer {
                 enabled_share: 1.0,
             })
             .collect();
+
         let total_cycles = meter.window_cycles.max(1) as f64;
         for ((events, counts), &active_cycles) in
             groups.iter().zip(&meter.counts).zip(&meter.active_cycles)
@@ -161,6 +164,7 @@ impl CounterMultiplexer {
             }));
         }
         readings.sort_by_key(|reading| reading.event);
+
         let (active_group, has_run) = (meter.active_group, meter.has_run);
         *meter = TaskMeter {
             last_counters: std::mem::take(&mut meter.last_counters),
@@ -192,6 +196,7 @@ mod tests {
     #[test]
     fn few_counters_in_turns_give_the_readings_of_enough_counters() {
         let levels = [CacheLevel::L1Data, CacheLevel::L2];
+
         for at_once in [3, 6, 64] {
             let mut counting = CounterMultiplexer::new(&levels, at_once, SamplerModel::Ideal);
             for step in 1..=1000 {

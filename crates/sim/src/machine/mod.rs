@@ -151,6 +151,7 @@ impl SimMachine {
                 is_resident,
             },
         )?;
+
         let times = SchedulerTimes {
             slice_cycles: clock.to_cycles(spec.os.time_slice_ns),
             millisecond_cycles: clock.to_cycles(1_000_000),
@@ -398,6 +399,7 @@ impl SimMachine {
     /// Runs one window, and returns the reason for its end.
     fn run_window(&mut self) -> Result<WindowEnd, MachineError> {
         let window_end = self.system.now().saturating_add(self.window_cycles());
+
         loop {
             if self
                 .warm_up_length
@@ -411,6 +413,7 @@ impl SimMachine {
             } else {
                 self.end_cycle()
             });
+
             let next_arrival = self
                 .programs
                 .iter()
@@ -424,6 +427,7 @@ impl SimMachine {
                 .min(self.next_sample_cycle())
                 .min(self.next_probe_check())
                 .max(self.system.now());
+
             let mut have_tasks_changed = false;
             match self.system.run(next_stop, self.must_watch_switches()) {
                 None => return Err(self.out_of_memory_error()),
@@ -433,14 +437,17 @@ impl SimMachine {
                 }
                 Some(SystemEvent::Time | SystemEvent::Switched(_) | SystemEvent::Interrupt(_)) => {}
             }
+
             let now = self.system.now();
             if now >= self.next_rotation_cycle {
                 self.next_rotation_cycle = now + self.clock.to_cycles(COUNTER_ROTATION_NS);
                 self.rotate_counters();
             }
+
             if now >= self.next_sample_cycle() {
                 self.record_sample();
             }
+
             have_tasks_changed |= self.admit_arrivals();
             let has_probe_result = self.poll_probes();
             let is_over = self.is_over();

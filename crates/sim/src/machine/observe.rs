@@ -39,6 +39,7 @@ impl SimMachine {
             .into_iter()
             .map(|index| self.sample_task(index))
             .collect();
+
         let counts_by_scope = self.take_scope_counts();
         let (probe_results, stopped_probes) = self.take_results();
         let mut applied_plan = self.read_back();
@@ -140,6 +141,7 @@ impl SimMachine {
                 .map(|cpu| self.system.hw.cpu_counters(cpu.id))
                 .collect(),
         };
+
         let previous_counts = std::mem::take(&mut self.last_shared);
         let mut counts_by_scope = Vec::new();
         for (index, cpu) in current_counts.cpus.iter().enumerate() {
@@ -150,6 +152,7 @@ impl SimMachine {
             )]);
             counts_by_scope.push((CounterScope::Cpu(CpuId(index as u32)), counts));
         }
+
         for (index, cache) in current_counts.caches.iter().enumerate() {
             let previous_cache = previous_counts
                 .caches
@@ -169,6 +172,7 @@ impl SimMachine {
             ]);
             counts_by_scope.push((CounterScope::Cache(CacheId(index as u32)), counts));
         }
+
         for (index, node) in current_counts.nodes.iter().enumerate() {
             let previous_node = previous_counts
                 .nodes
@@ -187,6 +191,7 @@ impl SimMachine {
             ]);
             counts_by_scope.push((CounterScope::MemoryNode(index as u32), counts));
         }
+
         self.last_shared = current_counts;
         counts_by_scope
     }

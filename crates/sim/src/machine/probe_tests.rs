@@ -123,6 +123,7 @@ fn a_row_is_brought_together_although_a_plan_confines_it() {
         settle_ns: NS_PER_MS / 2,
         boost: true,
     };
+
     let mut plan_kept = probe_plan(probe_kind);
     plan_kept.affinity = row
         .iter()
@@ -172,6 +173,7 @@ fn rows_found_without_a_boost_name_the_task_that_ended_them() {
         peers: vec![a],
         total_ns: 5 * NS_PER_MS,
     };
+
     let solo_probe = ProbeKind::CoRunRows {
         cache: L2,
         rows: vec![vec![b]],
@@ -179,6 +181,7 @@ fn rows_found_without_a_boost_name_the_task_that_ended_them() {
         settle_ns: 0,
         boost: false,
     };
+
     for (kind, ended_by) in [(paired_probe, Some(a)), (solo_probe, None)] {
         let (answers, _) = run_until_answered(&mut machine, &probe_plan(kind), 20);
         let rows = row_intervals(&answers);
@@ -258,6 +261,7 @@ fn a_requested_log_holds_every_code_fetch_that_missed() {
     spec.caches.insert(0, code);
     let programs = vec![SimProgram::new("crafty", Box::new(make_threads))];
     let mut machine = SimMachine::new(&spec, &SimOptions::default(), programs).unwrap();
+
     let probe_kind = ProbeKind::MissTrace {
         task: TaskId(0),
         entries: 3000,
@@ -346,6 +350,7 @@ fn samples_keep_the_requested_rate_and_their_source() {
         max_samples: 400,
     };
     let (answers, _) = run_until_answered(&mut machine, &probe_plan(probe_kind), 50);
+
     let (mut events, mut samples): (u64, Vec<AccessSample>) = (0, Vec::new());
     for answer in &answers {
         let ProbeEvidence::Samples {
@@ -417,6 +422,7 @@ fn remote_samples_name_shared_lines_only() {
     let ProbeEvidence::Samples { samples, .. } = &answers.last().unwrap().evidence else {
         panic!()
     };
+
     assert!(!samples.is_empty());
     assert!(
         samples
@@ -469,6 +475,7 @@ fn activity_shows_the_sets_in_use() {
     else {
         panic!()
     };
+
     // With 32 lines over 32 sets, every set is used equally, and nothing misses after the first window.
     assert!(
         super_sets

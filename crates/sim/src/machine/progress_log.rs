@@ -94,6 +94,7 @@ impl SimMachine {
         let Some(log) = &mut self.progress_log else {
             return;
         };
+
         let limits = &log.instruction_limits;
         log.is_done = !limits.is_empty()
             && limits.len() <= tasks.len()

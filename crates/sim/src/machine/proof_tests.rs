@@ -118,6 +118,7 @@ fn runs_on_one_and_many_host_threads_give_the_same_bits() {
         .into_iter()
         .map(|(kind, seed)| run_for(10, kind, 6, seed))
         .collect();
+
     let parallel_results: Vec<RunResults> = std::thread::scope(|scope| {
         let threads: Vec<_> = all_jobs()
             .into_iter()
@@ -140,6 +141,7 @@ fn colored_plan(machine: &SimMachine, colors: [&[u32]; 2]) -> Plan {
         .find(|(_, support)| matches!(support, PartitionSupport::Colors { .. }))
         .unwrap()
         .0;
+
     let mut plan = idle_plan(30);
     plan.affinity = [
         (TaskId(0), [0].into_iter().collect()),
@@ -180,6 +182,7 @@ fn exclusive_colors_make_the_victim_independent_of_its_neighbor() {
             .unwrap();
         (level.misses, level.inter_task)
     };
+
     let (own, others): (&[u32], &[u32]) = (&[0, 1], &[2, 3]);
     let alone_in_half = |neighbor_bytes| victim_misses(100 << 10, neighbor_bytes, [own, others]);
     let (quiet, greedy) = (alone_in_half(4 << 10), alone_in_half(2 << 20));
@@ -205,6 +208,7 @@ fn colored_programs_fill_the_sets_of_their_colors_and_no_others() {
         .unwrap();
     machine.observe().unwrap();
     let last = machine.topology().last_level_caches().next().unwrap().id;
+
     // The cache has 256 sets in four colors, and pages of 64 lines.
     let mut sets = [
         std::collections::BTreeSet::new(),
@@ -213,6 +217,7 @@ fn colored_programs_fill_the_sets_of_their_colors_and_no_others() {
     for (set, task) in machine.system.hw.lines_by_set(last) {
         sets[task.0 as usize].insert(set);
     }
+
     assert_eq!(
         sets[0],
         (0..64).collect(),
@@ -231,6 +236,7 @@ fn exclusive_ways_protect_the_victim_and_are_read_back() {
         min_ways: 1,
         contiguous: true,
     });
+
     let inter_task = |victim_bytes: u64, masks: Option<[CpuSet; 2]>| {
         let programs = vec![
             sweep_program("victim", victim_bytes),
@@ -342,6 +348,7 @@ fn resident_memory_takes_no_faults_and_no_cold_misses() {
             results.level_breakdown(CacheLevel::L2).unwrap(),
         )
     };
+
     let ((charged, faults, cold), (resident, none, own)) = (run_sim(false), run_sim(true));
     assert_eq!((none, own.cold, own.own), (0, 0, own.misses));
     assert!(

@@ -74,6 +74,7 @@ impl AccessSource for FootprintSweep {
             {
                 return BatchEnd::Exit;
             }
+
             batch.push(Access::load(
                 self.base + self.line_index % self.lines * 64,
                 3,
@@ -81,6 +82,7 @@ impl AccessSource for FootprintSweep {
             self.line_index += 1;
             self.accesses_done += 1;
         }
+
         match self.sleep_cycle {
             Some((accesses_per_sleep, ns))
                 if done_before / accesses_per_sleep != self.accesses_done / accesses_per_sleep =>
@@ -174,6 +176,7 @@ fn gangs_take_their_turns_to_the_cycle() {
         slice_ns: 2 * NS_PER_MS,
         gangs,
     }];
+
     let observation = observe_window(&mut machine, &plan);
     let total_ns = |task| {
         ran_ns_by_cpu(&observation, task)
@@ -220,6 +223,7 @@ fn arrivals_and_exits_end_the_window_and_are_reported_once() {
         }) as Box<dyn AccessSource>
     };
     let short_program = SimProgram::new("short", Box::new(move |_| vec![short()]));
+
     let options = SimOptions {
         ends: Some(RunLimit::Ns(40 * NS_PER_MS)),
         ..SimOptions::default()
@@ -273,6 +277,7 @@ fn the_time_scale_divides_cycles_and_not_nominal_time() {
             observation.span.elapsed_cycles.unwrap(),
         )
     };
+
     let (whole, tenth) = (run_at_scale(1), run_at_scale(10));
     assert_eq!((whole.0, tenth.0), (60 * NS_PER_MS, 60 * NS_PER_MS));
     assert_eq!((whole.1, tenth.1), (4 * 60 * NS_PER_MS, 4 * 60 * NS_PER_MS));
@@ -337,6 +342,7 @@ fn sleepers_leave_the_cpu_and_report_progress_per_window() {
     let mut machine = sample_machine(vec![pinned_program]);
     let observation = observe_window(&mut machine, &idle_plan(50));
     assert!(observation.tasks[0].unmovable);
+
     let run_ns: u64 = ran_ns_by_cpu(&observation, 0)
         .iter()
         .map(|(_, ns)| ns)

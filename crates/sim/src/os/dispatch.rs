@@ -139,6 +139,7 @@ impl Dispatcher {
             enqueue_number: 0,
             times_passed_over: 0,
         });
+
         self.make_runnable(slot, EnqueueReason::New);
         slot
     }
@@ -277,6 +278,7 @@ impl Dispatcher {
                 self.flag_cpu(cpu as u32);
             }
         }
+
         if self.scheduler.next_balance_cycle() <= self.now {
             for (slot, target) in self.scheduler.plan_moves(&scheduler_view!(self)) {
                 if let RunState::Queued(source) = self.tasks[slot].state {
@@ -292,6 +294,7 @@ impl Dispatcher {
     /// Fills the flagged CPUs, and returns the switches for the hardware, by ascending CPU.
     pub fn settle_switches(&mut self, now: u64) -> Vec<ContextSwitch> {
         self.now = self.now.max(now);
+
         loop {
             let flagged_cpus: Vec<u32> = (0..self.cpu_count())
                 .filter(|&cpu| self.cpus[cpu as usize].is_flagged)
@@ -302,6 +305,7 @@ impl Dispatcher {
             flagged_cpus
                 .iter()
                 .for_each(|&cpu| self.start_assigned_task(cpu));
+
             // CPUs that have been flagged in the meantime are handled below.
             flagged_cpus
                 .iter()
@@ -311,16 +315,19 @@ impl Dispatcher {
                     self.pick_task(cpu);
                 }
             }
+
             let has_waiting_task = self.cpus.iter().any(|cpu| !cpu.queue.is_empty());
             for cpu in 0..self.cpu_count() {
                 if has_waiting_task && self.is_vacant(cpu) {
                     self.pick_task(cpu);
                 }
             }
+
             if !self.cpus.iter().any(|cpu| cpu.is_flagged) {
                 break;
             }
         }
+
         self.take_switches()
     }
 
@@ -346,6 +353,7 @@ impl Dispatcher {
                     is_migrated,
                 });
                 state.loaded_task = incoming;
+
                 if let Some(slot) = incoming {
                     let task = &mut self.tasks[slot];
                     task.switches += 1;
@@ -354,6 +362,7 @@ impl Dispatcher {
                 }
             }
         }
+
         switches
     }
 
@@ -436,6 +445,7 @@ impl Dispatcher {
         if state.seat == Seat::Reserved(Some(slot)) {
             return;
         }
+
         let reason = if std::mem::take(&mut state.is_slice_expired) {
             EnqueueReason::Expired
         } else {
@@ -491,11 +501,13 @@ impl Dispatcher {
             Some(&first) => Some(self.choose_least_penalized(first, &candidates, cpu)),
         };
         let Some(slot) = chosen_task else { return };
+
         self.picks.total_picks += 1;
         self.picks.contested_picks += u64::from(candidates.len() > 1);
         let RunState::Queued(source_cpu) = self.tasks[slot].state else {
             return;
         };
+
         self.deschedule(slot);
         if source_cpu != cpu {
             // The task changes queues, so its virtual time is adjusted to the new one.
@@ -523,6 +535,7 @@ impl Dispatcher {
         {
             return first_choice;
         }
+
         let co_runners: Vec<Slot> = self
             .domains
             .group_members(SHARED_CACHE, cpu)
@@ -535,6 +548,7 @@ impl Dispatcher {
                 .filter(|(a, b, _)| *a == slot && co_runners.contains(b));
             slot_penalties.map(|(_, _, penalty)| penalty).sum()
         };
+
         let overtaking_candidates = candidates
             .iter()
             .take(MAX_CANDIDATES)
@@ -549,6 +563,7 @@ impl Dispatcher {
             self.picks.penalized_picks += 1;
             self.tasks[first_choice].times_passed_over += 1;
         }
+
         choice
     }
 }

@@ -27,6 +27,7 @@ fn sample_topology(cpus: u32) -> Topology {
         online: true,
         hertz: None,
     };
+
     let cache = |at: u32| Cache {
         id: CacheId(at),
         level: CacheLevel::L2,
@@ -233,6 +234,7 @@ fn no_task_starves_and_no_cpu_idles_while_tasks_wait() {
                 timers.push((next + 1 + random.draw_below(30 * MS), slot, !asleep));
                 timers.sort_unstable();
             }
+
             dispatcher.settle_switches(next);
             check(&dispatcher, tasks);
             if next == end {
@@ -316,6 +318,7 @@ fn an_affinity_change_takes_effect_at_once() {
         for slot in 0..4 {
             dispatcher.set_allowed(30 * MS, slot, [slot as u32 / 2].into_iter().collect());
         }
+
         run(&mut dispatcher, 4, 30 * MS);
         let running_count = |dispatcher: &Dispatcher| {
             (0..4)
@@ -344,6 +347,7 @@ fn penalties_keep_tasks_apart_without_starving_either() {
                 }];
                 dispatcher.set_penalties(&penalties, |task| Some(task.0 as Slot));
             }
+
             let (mut at, mut shared_cycles, end) = (0, 0, 60_000 * MS);
             dispatcher.settle_switches(0);
             while at < end {
@@ -358,6 +362,7 @@ fn penalties_keep_tasks_apart_without_starving_either() {
                 dispatcher.settle_switches(next);
                 at = next;
             }
+
             dispatcher.account_to(end);
             let minimum = (0..6)
                 .map(|slot| total_cpu_cycles(&dispatcher, slot))
@@ -389,6 +394,7 @@ proptest! {
     ) {
         let mut dispatcher = sample_dispatcher(ALL[kind], 4);
         let (mut now, mut slots) = (0, 0);
+
         for (event, slot, cpu, wait) in events {
             let slot = slot.min(slots);
             now += wait * MS;
@@ -411,6 +417,7 @@ proptest! {
                 }
                 _ => {}
             }
+
             if event == 4 {
                 dispatcher.set_seats(now, &[Seat::Open; 4]);
             }

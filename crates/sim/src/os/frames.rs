@@ -84,6 +84,7 @@ impl FrameAllocator {
                 }
             })
             .collect();
+
         let new_lists = || CpuLists {
             uncolored_frames: Vec::new(),
             frames_by_node_and_color: vec![
@@ -226,6 +227,7 @@ impl FrameAllocator {
         if first_frame >= end_frame {
             return;
         }
+
         let may_stay_whole = first_frame + (1 << order) <= end_frame && order <= self.max_order;
         if may_stay_whole && (order == 0 || self.generator.draw_below(2) == 0) {
             pieces.push((first_frame, 1 << order));
@@ -267,11 +269,13 @@ impl FrameAllocator {
             if drawn_frames.is_empty() {
                 break;
             }
+
             for frame in drawn_frames.into_iter().rev() {
                 let drawn_index = self.list_index(node, self.color_of(frame));
                 self.cpus[cpu as usize].frames_by_node_and_color[drawn_index].push(frame);
             }
         }
+
         let is_wanted_frame = |frame: &u32| {
             *frame / self.frames_per_node == node && *frame % self.color_count == color
         };
@@ -286,6 +290,7 @@ impl FrameAllocator {
                     .position(is_wanted_frame)
                     .map(|index| (holder_cpu, index))
             });
+
         match frame {
             Some((at_cpu, index)) => Some(self.cpus[at_cpu].uncolored_frames.remove(index)),
             None => self
@@ -326,6 +331,7 @@ impl FrameAllocator {
                 })
         };
         let mut refill_count = 0;
+
         while self.refill_pieces(node) {
             let pieces = &self.nodes[node as usize].pieces;
             let find_run_in_piece = |&(first_frame, frames): &(u32, u32)| {
@@ -334,6 +340,7 @@ impl FrameAllocator {
                     .step_by(pages as usize)
                     .find(|&run| run + pages <= first_frame + frames && is_allowed_run(run))
             };
+
             if let Some((index, run)) = pieces
                 .iter()
                 .enumerate()
@@ -351,6 +358,7 @@ impl FrameAllocator {
                 self.nodes[node as usize].pieces.extend(nonempty_pieces);
                 return Some(run);
             }
+
             // Further blocks are cut; the pieces that were examined are kept for other requests.
             refill_count += 1;
             let scanned_pieces = std::mem::take(&mut self.nodes[node as usize].pieces);
@@ -360,6 +368,7 @@ impl FrameAllocator {
                 return None;
             }
         }
+
         None
     }
 }
@@ -463,6 +472,7 @@ mod tests {
                 }
                 prop_assert_eq!(frames.free_frames(), 3000 - held_frames.len() as u64);
             }
+
             while let Some(frame) = frames.take_any(0) {
                 prop_assert!(held_frames.insert(frame));
             }

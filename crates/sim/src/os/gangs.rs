@@ -70,6 +70,7 @@ impl SlotRotation {
         {
             return;
         }
+
         let gang_count = self.gangs.len();
         let next_index = (1..=gang_count)
             .map(|step| (self.active_index + step) % gang_count)
@@ -127,6 +128,7 @@ pub fn assign_allowed_cpus(
     let pinned_count = assignments.len();
     let allowed_cpus =
         |slot: Slot| -> Vec<u32> { cpus.intersection(&allowed(slot)).iter().collect() };
+
     for &(slot, _) in members.iter().filter(|(_, cpu)| cpu.is_none()) {
         let mut tried_cpus = CpuSet::default();
         assign_cpu(
@@ -158,11 +160,13 @@ fn assign_cpu(
         let is_free = assignments.iter().all(|&(taken_cpu, _)| taken_cpu != cpu);
         (!(is_free && last_cpu == Some(cpu)), !is_free, cpu)
     });
+
     for cpu in candidate_cpus {
         if tried_cpus.contains(cpu) {
             continue;
         }
         tried_cpus.insert(cpu);
+
         match assignments.iter().position(|&(other, _)| other == cpu) {
             None => {
                 assignments.push((cpu, slot));
@@ -186,5 +190,6 @@ fn assign_cpu(
             Some(_) => {}
         }
     }
+
     false
 }

@@ -226,6 +226,7 @@ impl VirtualMemory {
                     })
             }
         };
+
         frame.unwrap_or_else(|| {
             self.is_exhausted = true;
             0
@@ -305,6 +306,7 @@ impl VirtualMemory {
             self.spaces[process].coloring = Some(unchanged.clone());
             return false;
         }
+
         let mut coloring = Coloring {
             allowed_colors: allowed_colors.clone(),
             migration,
@@ -321,6 +323,7 @@ impl VirtualMemory {
             coloring.is_sampling =
                 migration == PageMigration::HotFirst && !coloring.pending_moves.is_empty();
         }
+
         let must_drop_translations = migration == PageMigration::Lazy || coloring.is_sampling;
         if coloring.is_sampling {
             self.spaces[process].table.clear_touched();
@@ -377,6 +380,7 @@ impl VirtualMemory {
             return;
         };
         coloring.is_sampling = false;
+
         let touched_pages: std::collections::BTreeSet<u64> = space
             .table
             .iter()
@@ -404,6 +408,7 @@ impl VirtualMemory {
             let Some(old_frame) = space.table.frame(page) else {
                 continue;
             };
+
             match self.take_frame_of_emptiest_color(process, cpu) {
                 Some(new_frame) => {
                     self.remap(process, page, old_frame, new_frame);
@@ -665,6 +670,7 @@ mod tests {
             let mut memory = memory_on(nodes, 600, 8);
             let processes = [memory.add_process(), memory.add_process()];
             let mut mapped = [BTreeSet::new(), BTreeSet::new()];
+
             for (step, page, color, way) in steps {
                 let index = (page % 2) as usize;
                 let process = processes[index];
@@ -681,6 +687,7 @@ mod tests {
                     4 => memory.end_sampling(process),
                     _ => (0..page).for_each(|_| _ = memory.move_next_page(process, 0)),
                 }
+
                 memory.take_moved_pages(0);
                 let mut frames = BTreeSet::new();
                 for (process, mapped) in processes.iter().zip(&mapped) {

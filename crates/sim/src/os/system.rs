@@ -134,6 +134,7 @@ impl FrameProvider for PageFaultHandler<'_> {
                 }
                 PageLookup::Moved(frame, _) => (frame, self.costs.move_page_cycles, true),
             };
+
         FrameLookup {
             frame: u64::from(frame),
             cost_cycles,
@@ -199,6 +200,7 @@ impl System {
             system_calls: 0,
         });
         self.processes[process].tasks.push(slot);
+
         let dispatcher_slot = self
             .dispatcher
             .add_task(self.now, allowed_cpus, weight, is_seated);
@@ -253,6 +255,7 @@ impl System {
                 *new_rotation = current.clone();
             }
         }
+
         self.gang_rotations = rotations;
         let is_gang_member = |slot: Slot| {
             let gangs = self
@@ -331,6 +334,7 @@ impl System {
                 return Some(SystemEvent::Switched(switches));
             }
             let next_stop = self.next_event_cycle().min(end);
+
             if next_stop > self.now {
                 let mut fault_handler = PageFaultHandler {
                     memory: &mut self.memory,
@@ -344,6 +348,7 @@ impl System {
                 if self.memory.is_exhausted {
                     return None;
                 }
+
                 match stop_reason {
                     StopReason::Time => self.now = next_stop,
                     StopReason::BatchEnd {
@@ -366,6 +371,7 @@ impl System {
                     }
                 }
             }
+
             self.fire_timers();
             self.dispatcher.advance(self.now);
             if self.now >= end {
@@ -429,6 +435,7 @@ impl System {
             let seats = self.build_seats();
             self.dispatcher.set_seats(self.now, &seats);
         }
+
         let switches = self.dispatcher.settle_switches(self.now);
         for switch in &switches {
             if let Some(thread) = self.hw.unload(CpuId(switch.cpu)) {
@@ -436,6 +443,7 @@ impl System {
                 self.tasks[slot].unloaded_thread = Some(thread);
             }
         }
+
         for switch in &switches {
             let Some(thread) = switch
                 .incoming
@@ -443,6 +451,7 @@ impl System {
             else {
                 continue;
             };
+
             let cpu = CpuId(switch.cpu);
             self.hw.load(cpu, thread, self.now);
             self.hw
@@ -452,6 +461,7 @@ impl System {
                     .charge_cycles(cpu, self.costs.migration_cycles, Charge::Migration);
             }
         }
+
         switches
     }
 
@@ -466,6 +476,7 @@ impl System {
                 seats[cpu as usize] = Seat::Reserved(Some(slot));
             }
         }
+
         if let Some(seat_hold) = &self.seat_hold {
             let is_held_seat = |seat: &Seat| matches!(seat, Seat::Reserved(Some(slot)) if seat_hold.seats.iter().any(|(_, s)| s == slot));
             seats
@@ -481,6 +492,7 @@ impl System {
                 .iter()
                 .for_each(|&(cpu, slot)| seats[cpu as usize] = Seat::Reserved(Some(slot)));
         }
+
         seats
     }
 
@@ -495,6 +507,7 @@ impl System {
         let slot = self.hw.thread(cpu)?.task.0 as usize;
         let process = self.tasks[slot].process;
         self.tasks[slot].system_calls += u64::from(batch_end != BatchEnd::More);
+
         match batch_end {
             BatchEnd::More => {}
             BatchEnd::Sleep { ns } => {
@@ -538,6 +551,7 @@ impl System {
                 return Some(slot);
             }
         }
+
         None
     }
 
@@ -599,6 +613,7 @@ impl System {
                 .running_task(cpu)
                 .is_some_and(|slot| self.tasks[slot].process == process)
         });
+
         let idle_cpu = || (0..cpus).find(|&cpu| self.dispatcher.running_task(cpu).is_none());
         let cpu = running_cpu.or_else(idle_cpu).unwrap_or(0);
         let page_cycles = self.costs.move_page_cycles.max(1);
@@ -609,6 +624,7 @@ impl System {
             .collect();
         let page_count = moved_pages.len() as u64;
         self.flush_moved_pages();
+
         if let Some(slot) = self.dispatcher.running_task(cpu) {
             let task = TaskId(slot as u32);
             for (page, frame) in moved_pages {
@@ -616,11 +632,13 @@ impl System {
                     .insert_copied(CpuId(cpu), page, u64::from(frame), task);
             }
         }
+
         self.page_copy_cycles += page_count * page_cycles;
         if page_count > 0 {
             self.hw
                 .charge_cycles(CpuId(cpu), page_count * page_cycles, Charge::PageCopy);
         }
+
         let has_pending = self
             .memory
             .coloring(process)

@@ -57,7 +57,7 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// Returns the thread and the number of records of each run in the pending block; a thread may have several runs.
+    /// The thread and the number of records of each run in the pending block; a thread may have several runs.
     pub(super) fn records_by_run(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
         self.runs
             .iter()
@@ -88,6 +88,7 @@ impl Columns {
         if let Some(run) = self.runs.last_mut() {
             run.1 += 1;
         }
+
         let difference = zigzag(record.address.wrapping_sub(self.threads[index].1));
         self.threads[index].1 = record.address;
         let (address_bytes, gap_bytes) = (byte_length(difference), byte_length(record.gap));
@@ -117,6 +118,7 @@ impl Columns {
                 column.clear();
             }
         }
+
         let counts = [
             self.threads.len(),
             self.runs.len(),
@@ -129,6 +131,7 @@ impl Columns {
         counts
             .iter()
             .for_each(|&count| raw.extend_from_slice(&(count as u32).to_le_bytes()));
+
         self.threads
             .iter()
             .for_each(|&(id, _)| raw.extend_from_slice(&id.to_le_bytes()));
@@ -138,6 +141,7 @@ impl Columns {
         }
         self.threads.clear();
         self.runs.clear();
+
         for column in [
             &mut self.control,
             &mut self.sizes,
@@ -188,6 +192,7 @@ impl<'a> Block<'a> {
                 format!("at least {counts_bytes}"),
             ));
         }
+
         let [threads, runs, wide, gaps, addresses, dependences, sites] = [0, 4, 8, 12, 16, 20, 24]
             .map(|offset| {
                 if offset < counts_bytes {
@@ -202,6 +207,7 @@ impl<'a> Block<'a> {
                 format!("none, or those of {records} records"),
             ));
         }
+
         let lengths = [
             4 * threads,
             8 * runs,
@@ -220,6 +226,7 @@ impl<'a> Block<'a> {
                 format!("{total_bytes} by the column lengths"),
             ));
         }
+
         let mut offset = counts_bytes;
         let [
             threads,
@@ -299,7 +306,7 @@ impl<'a> Block<'a> {
         Ok(())
     }
 
-    /// Returns the (thread id, index of the thread, number of records) of every run.
+    /// The (thread id, index of the thread, number of records) of every run.
     fn runs(&self) -> impl Iterator<Item = (u32, usize, usize)> + '_ {
         self.runs.chunks_exact(8).map(|run| {
             let index = u32_at(run, 0) as usize;
@@ -316,10 +323,12 @@ impl<'a> Block<'a> {
         let mut previous_addresses = vec![0u64; self.threads.len() / 4];
         let (mut position, mut address_offset, mut gap_offset, mut wide_offset) = (0, 0, 0, 0);
         batch.reserve(self.records);
+
         for (thread, index, records) in self.runs() {
             let mut address = previous_addresses[index];
             let control = &self.control[position..position + records];
             let sizes = &self.sizes[position..position + records];
+
             batch.extend(control.iter().zip(sizes).map(|(&control, &size)| {
                 let (address_bytes, gap_bytes) =
                     (usize::from(control & 15), usize::from(control >> 4));
@@ -336,6 +345,7 @@ impl<'a> Block<'a> {
                     ]);
                     wide_offset += 2;
                 }
+
                 AccessRecord {
                     address,
                     gap,
@@ -346,6 +356,7 @@ impl<'a> Block<'a> {
                     site: None,
                 }
             }));
+
             let run_start = batch.len() - records;
             let run = &mut batch[run_start..];
             for (record, dependence) in run
@@ -354,6 +365,7 @@ impl<'a> Block<'a> {
             {
                 record.dependence = *dependence;
             }
+
             let sites = self.sites.get(2 * position..).unwrap_or_default();
             for (record, site) in run.iter_mut().zip(sites.chunks_exact(2)) {
                 record.site = NonZeroU16::new(u16::from_le_bytes([site[0], site[1]]));

@@ -75,6 +75,7 @@ impl<R: Read> CmtReader<R> {
             FilePosition::Byte(0),
             "the 16 bytes a .cmt file begins with",
         )?;
+
         if bytes[..8] != FILE_MAGIC {
             let found = format!("'{}'", bytes[..8].escape_ascii());
             return Err(TraceError::format_error(
@@ -84,6 +85,7 @@ impl<R: Read> CmtReader<R> {
                 "'CMTRACE\\x00', the start of a .cmt file",
             ));
         }
+
         let version = u32_at(&bytes, 8);
         if !(OLDEST_CMT_VERSION..=CMT_VERSION).contains(&version) {
             let (found, expected) = (
@@ -162,11 +164,11 @@ impl<R: Read> CmtReader<R> {
     pub fn salvage(&mut self) {
         self.is_salvaging = true;
     }
-    /// Returns the damage that ended the data early, after [`CmtReader::salvage`]; `None` if there was none.
+    /// The damage that ended the data early, after [`CmtReader::salvage`]; `None` if there was none.
     pub fn first_damage(&self) -> Option<&TraceError> {
         self.damage.as_ref()
     }
-    /// Returns the number of the next record that will be read.
+    /// The number of the next record that will be read.
     pub fn next_record(&self) -> u64 {
         self.next_record
     }
@@ -198,6 +200,7 @@ impl<R: Read> CmtReader<R> {
             block_position,
             expected,
         )?;
+
         let (packed_bytes, raw_bytes) = (u32_at(&head, 8) as usize, u32_at(&head, 12) as usize);
         let is_block = head[..4] == BLOCK_MAGIC;
         if !is_block && head[..4] != FOOTER_MAGIC {
@@ -279,6 +282,7 @@ impl<R: Read> CmtReader<R> {
         let unpack_result = self
             .decompressor
             .decompress_to_buffer(&self.packed_block, &mut self.raw_block[..]);
+
         match unpack_result {
             Ok(length) if length == raw_bytes => {
                 self.raw_block.resize(raw_bytes + PADDING_BYTES, 0);
@@ -342,6 +346,7 @@ impl<R: Read> CmtReader<R> {
     /// Loads the next block into `raw_block`, and returns its number of records; `None` at the proper end.
     fn next_block(&mut self) -> Result<Option<usize>, TraceError> {
         let (section, position) = self.read_section()?;
+
         match section {
             SectionKind::Block { records } => {
                 self.block += 1;
@@ -356,6 +361,7 @@ impl<R: Read> CmtReader<R> {
                     let expected = format!("{}, as many as were read", self.next_record);
                     return self.format_error(position, found, expected);
                 }
+
                 let mut trailer = [0u8; TRAILER_BYTES];
                 read_exactly(
                     &mut self.input,
@@ -369,6 +375,7 @@ impl<R: Read> CmtReader<R> {
                     let expected = "'CMTREND\\x00'";
                     return self.format_error(position, found, expected);
                 }
+
                 Ok(None)
             }
         }
@@ -378,6 +385,7 @@ impl<R: Read> CmtReader<R> {
         if self.is_ended {
             return Ok(false);
         }
+
         let position = FilePosition::Block {
             block: self.block,
             offset: self.offset,
@@ -395,6 +403,7 @@ impl<R: Read> CmtReader<R> {
             Err(error) => Err(error),
         };
         let Err(error) = result else { return Ok(true) };
+
         // After an error nothing more is read, because later data cannot be trusted.
         self.is_ended = true;
         if !self.is_salvaging {
@@ -422,6 +431,7 @@ impl<R: Read + Seek> CmtReader<R> {
             position,
             "the trailer",
         )?;
+
         let offset = u64_at(&trailer, 0);
         if trailer[8..] != END_MAGIC || offset < self.data_start || offset >= trailer_offset {
             return self.format_error(
@@ -521,6 +531,7 @@ fn read_exactly(
             Err(error) => return Err(TraceError::io_error(file, "read")(error)),
         }
     }
+
     Ok(())
 }
 

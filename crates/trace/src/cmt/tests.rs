@@ -38,6 +38,7 @@ fn read_all<R: std::io::Read + Send>(
 /// A program-like stream: strides, jumps, several threads, rare wide accesses.
 fn sample_records(count: usize) -> Vec<AccessRecord> {
     let mut state = 1u64;
+
     (0..count)
         .map(|i| {
             state = state
@@ -67,6 +68,7 @@ fn sample_records(count: usize) -> Vec<AccessRecord> {
 
 fn any_record() -> impl Strategy<Value = AccessRecord> {
     let wide = prop_oneof![0u64..4096, any::<u64>()];
+
     (
         wide.clone(),
         wide,
@@ -144,6 +146,7 @@ fn blocks_totals_and_threads_of_a_long_trace_are_read_back() {
         ended: Some("exit 0".into()),
         ..TraceTotals::default()
     };
+
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), written_file(&records, given_totals.clone())).unwrap();
     let mut reader = CmtReader::open(file.path()).unwrap();
@@ -206,6 +209,7 @@ fn version_1_is_read_without_dependences_and_sites() {
     bytes.extend_from_slice(&(json.len() as u32).to_le_bytes());
     bytes.extend_from_slice(json.as_bytes());
     bytes.extend_from_slice(&xxhash_rust::xxh3::xxh3_64(&bytes).to_le_bytes());
+
     // One thread with one run of one record: a load of eight bytes at 32, the third instruction.
     let mut raw = Vec::new();
     for word in [1u32, 1, 0, 1, 1, 0, 0, 1] {
@@ -217,6 +221,7 @@ fn version_1_is_read_without_dependences_and_sites() {
     for word in [1, packed.len() as u32, raw.len() as u32, 0, 0] {
         block.extend_from_slice(&word.to_le_bytes());
     }
+
     let mut hash = xxhash_rust::xxh3::Xxh3::new();
     hash.update(&block);
     hash.update(&packed);
@@ -247,6 +252,7 @@ fn a_truncated_file_gives_its_complete_blocks_and_an_error() {
         .map(|(index, _)| index)
         .collect();
     assert_eq!(starts.len(), 3);
+
     for (cut, whole_blocks) in [
         (starts[1], 1),
         (starts[1] + 3, 1),
@@ -332,6 +338,7 @@ fn headers_with_impossible_fields_are_rejected_by_field() {
         }),
         ("process_shift = 0", |header| header.process_shift = Some(0)),
     ];
+
     for (found, spoil) in cases {
         let mut header = sample_header();
         spoil(&mut header);

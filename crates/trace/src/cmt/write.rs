@@ -62,6 +62,7 @@ impl<W: Write> CmtWriter<W> {
                 expected,
             ));
         }
+
         let mut bytes = FILE_MAGIC.to_vec();
         bytes.extend_from_slice(&CMT_VERSION.to_le_bytes());
         bytes.extend_from_slice(&(json.len() as u32).to_le_bytes());
@@ -72,6 +73,7 @@ impl<W: Write> CmtWriter<W> {
             .map_err(TraceError::io_error(&file, "write"))?;
         let compressor = zstd::bulk::Compressor::new(level)
             .map_err(TraceError::io_error(&file, "start zstd for"))?;
+
         Ok(CmtWriter {
             out,
             file,
@@ -126,9 +128,11 @@ impl<W: Write> CmtWriter<W> {
         if records == 0 {
             return Ok(());
         }
+
         for (thread, count) in self.columns.records_by_run() {
             *self.records_by_thread.entry(thread).or_default() += count;
         }
+
         self.columns.take_columns(&mut self.raw);
         self.compress()?;
         let mut head = [0u8; BLOCK_HEADER_BYTES];
@@ -210,6 +214,7 @@ impl<W: Write> CmtWriter<W> {
                 }),
             }
         }
+
         totals.threads.sort_by_key(|totals| totals.thread);
         let json = serde_json::to_vec(&totals).map_err(|error| {
             TraceError::format_error(
@@ -219,6 +224,7 @@ impl<W: Write> CmtWriter<W> {
                 "totals that JSON can hold",
             )
         })?;
+
         self.raw.clear();
         self.raw
             .extend_from_slice(&(json.len() as u32).to_le_bytes());
@@ -228,6 +234,7 @@ impl<W: Write> CmtWriter<W> {
                 self.raw.extend_from_slice(&number.to_le_bytes());
             }
         }
+
         if self.raw.len() > FOOTER_LIMIT {
             let found = format!("totals and index of {} bytes", self.raw.len());
             let expected = format!("at most {FOOTER_LIMIT}");
@@ -238,6 +245,7 @@ impl<W: Write> CmtWriter<W> {
                 expected,
             ));
         }
+
         self.compress()?;
         let footer_offset = self.offset;
         let mut head = [0u8; FOOTER_HEADER_BYTES];

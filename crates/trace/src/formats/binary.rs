@@ -28,7 +28,7 @@ impl<R: Read, const N: usize> Entries<R, N> {
         }
     }
 
-    /// Returns the next entries; none at the end. An error is returned after the complete entries before it.
+    /// The next entries; none at the end. An error is returned after the complete entries before it.
     fn read_entries(&mut self) -> Result<&[[u8; N]], TraceError> {
         self.buffer.clear();
         if !self.is_ended {
@@ -43,6 +43,7 @@ impl<R: Read, const N: usize> Entries<R, N> {
                 .err()
                 .map(TraceError::io_error(&self.file, "read"));
         }
+
         let (entries, partial_entry) = self.buffer.as_chunks();
         if self.damage.is_none() && !partial_entry.is_empty() {
             let position = FilePosition::Byte(self.offset + (N * entries.len()) as u64);
@@ -121,6 +122,7 @@ impl<R: Read + Send> RecordSource for ChampSimSource<R> {
         batch: &mut Vec<AccessRecord>,
     ) -> Result<(), TraceError> {
         counts.counts_instructions = true;
+
         // A batch of instructions without any access is skipped, because an empty batch would mean the end.
         while batch.is_empty() {
             let (start, file) = (self.0.offset, self.0.file.clone());
@@ -128,6 +130,7 @@ impl<R: Read + Send> RecordSource for ChampSimSource<R> {
             if entries.is_empty() {
                 break;
             }
+
             for (index, entry) in entries.iter().enumerate() {
                 // ip 8, branch flags 2, registers 2 + 4, then two destinations and four sources.
                 if entry[8] > 1 || entry[9] > 1 {
@@ -137,6 +140,7 @@ impl<R: Read + Send> RecordSource for ChampSimSource<R> {
                                     and older versions write other records; archives are unpacked first)";
                     return Err(TraceError::format_error(&file, position, found, expected));
                 }
+
                 counts.count_instruction(0);
                 for (index, operand) in entry[16..].chunks_exact(8).enumerate() {
                     let address = u64_of(operand);
@@ -146,6 +150,7 @@ impl<R: Read + Send> RecordSource for ChampSimSource<R> {
                 }
             }
         }
+
         Ok(())
     }
 }
@@ -195,11 +200,13 @@ impl<R: Read + Send> RecordSource for OracleGeneralSource<R> {
                                 ignores sizes";
                 return Err(TraceError::format_error(&file, position, found, expected));
             }
+
             batch.push(AccessRecord {
                 address: u64_of(&entry[4..12]) << 6,
                 ..AccessRecord::default()
             });
         }
+
         Ok(())
     }
 }

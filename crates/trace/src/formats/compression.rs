@@ -16,7 +16,7 @@ const MAX_XZ_MEMORY_BYTES: u64 = 128 << 20;
 /// File name extensions of compressed inputs.
 const EXTENSIONS: [&str; 3] = [".zst", ".gz", ".xz"];
 
-/// Returns the name without the extension of its compression.
+/// The name without the extension of its compression.
 pub(super) fn uncompressed_name(file: &str) -> &str {
     EXTENSIONS
         .iter()
@@ -28,14 +28,14 @@ pub(crate) const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
 const XZ_MAGIC: &[u8] = b"\xfd7zXZ\0";
 
-/// Returns whether an input with these first bytes is compressed.
+/// Whether an input with these first bytes is compressed.
 pub(super) fn is_compressed(start: &[u8]) -> bool {
     [ZSTD_MAGIC, GZIP_MAGIC, XZ_MAGIC]
         .iter()
         .any(|magic| start.starts_with(magic))
 }
 
-/// Returns the decompressed input, or the input itself if it is not compressed. `start` contains its first bytes.
+/// The decompressed input, or the input itself if it is not compressed. `start` contains its first bytes.
 pub(super) fn unpack(
     start: &[u8],
     input: impl Read + Send + 'static,
@@ -48,11 +48,13 @@ pub(super) fn unpack(
             remedy: "zstd -dc --long=31",
         }));
     }
+
     if start.starts_with(GZIP_MAGIC) {
         return Ok(Box::new(GzipMembers {
             decoder: Some(GzDecoder::new(BufReader::new(input))),
         }));
     }
+
     if start.starts_with(XZ_MAGIC) {
         let stream = Stream::new_stream_decoder(MAX_XZ_MEMORY_BYTES, CONCATENATED)?;
         return Ok(Box::new(BoundedDecoder {
@@ -145,6 +147,7 @@ mod tests {
             encoder.write_all(bytes).unwrap();
             encoder.finish().unwrap()
         };
+
         let xz = |bytes: &[u8]| {
             let mut encoder = liblzma::write::XzEncoder::new(Vec::new(), 9);
             encoder.write_all(bytes).unwrap();
@@ -153,6 +156,7 @@ mod tests {
         let zst = |bytes: &[u8]| zstd::stream::encode_all(bytes, 3).unwrap();
         let compressions: [(&str, &dyn Fn(&[u8]) -> Vec<u8>); 3] =
             [("gz", &gzip), ("xz", &xz), ("zst", &zst)];
+
         for (ending, compress) in compressions {
             let path = dir.path().join(format!("t.u64.{ending}"));
             let read = |bytes: &[u8]| {

@@ -103,7 +103,7 @@ fn fields_of(line: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Returns the columns that a header names; `None` if the line has an address in its first column.
+/// The columns that a header names; `None` if the line has an address in its first column.
 fn read_header(fields: &[&[u8]]) -> Result<Option<CsvColumns>, &'static str> {
     if fields
         .first()
@@ -111,6 +111,7 @@ fn read_header(fields: &[&[u8]]) -> Result<Option<CsvColumns>, &'static str> {
     {
         return Ok(None);
     }
+
     let position_of = |names: &[&str]| {
         let is_named = |field: &&[u8]| {
             let name = String::from_utf8_lossy(field).to_ascii_lowercase();
@@ -121,6 +122,7 @@ fn read_header(fields: &[&[u8]]) -> Result<Option<CsvColumns>, &'static str> {
     let is_header = fields
         .iter()
         .all(|field| field.first().is_some_and(|byte| !byte.is_ascii_digit()));
+
     let address = position_of(&["address", "addr", "vaddr", "virtual_address"]);
     match address {
         Some(address) => Ok(Some(CsvColumns {
@@ -133,7 +135,7 @@ fn read_header(fields: &[&[u8]]) -> Result<Option<CsvColumns>, &'static str> {
     }
 }
 
-/// Returns whether two numbers without a header may be something else than an address and a size.
+/// Whether two numbers without a header may be something else than an address and a size.
 fn is_ambiguous(fields: &[&[u8]]) -> bool {
     let is_hexadecimal = fields[0].len() > 2 && fields[0][..2].eq_ignore_ascii_case(b"0x");
     let has_numeric_size = fields.get(1).is_some_and(|field| !field.is_empty());

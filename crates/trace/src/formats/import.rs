@@ -58,7 +58,7 @@ impl ImportCounts {
         thread.instructions += 1;
     }
 
-    /// Returns the record of the next access.
+    /// The record of the next access.
     pub(super) fn record_access(
         &mut self,
         tid: u64,
@@ -79,7 +79,7 @@ impl ImportCounts {
         }
     }
 
-    /// Returns the totals at the end of the trace.
+    /// The totals at the end of the trace.
     fn totals(&self) -> TraceTotals {
         let sum = self.threads.iter().map(|thread| thread.instructions).sum();
         let totals = |(index, thread): (usize, &ImportedThread)| ThreadTotals {
@@ -91,6 +91,7 @@ impl ImportCounts {
             accesses: Some(thread.records),
             instructions: self.counts_instructions.then_some(thread.instructions),
         };
+
         let has_threads = self.threads.len() > 1;
         TraceTotals {
             records: self.records,

@@ -66,15 +66,18 @@ impl<R: Read> LineReader<R> {
         if read_result.map_err(TraceError::io_error(&self.file, "read"))? == 0 {
             return Ok(false);
         }
+
         self.line_number += 1;
         if self.line_number == 1 && self.line.starts_with(BYTE_ORDER_MARK) {
             self.line.drain(..BYTE_ORDER_MARK.len());
         }
+
         if self.line.last() == Some(&b'\n') {
             self.line.pop();
         } else if self.line.len() > MAX_LINE_BYTES {
             return Err(self.line_error(format!("a line of at most {MAX_LINE_BYTES} bytes")));
         }
+
         if self.line.last() == Some(&b'\r') {
             self.line.pop();
         }
@@ -85,7 +88,7 @@ impl<R: Read> LineReader<R> {
         &self.line
     }
 
-    /// Returns the error for the current line.
+    /// The error for the current line.
     pub(super) fn line_error(&self, expected: impl Into<String>) -> TraceError {
         let shown_bytes = &self.line[..self.line.len().min(60)];
         let dots = if self.line.len() > shown_bytes.len() {

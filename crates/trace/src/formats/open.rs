@@ -45,7 +45,7 @@ impl Format {
         Format::OracleGeneralUnit,
     ];
 
-    /// Returns the name that [`Format::from_str`] reads.
+    /// The name that [`Format::from_str`] reads.
     pub fn name(self) -> &'static str {
         match self {
             Format::Cmt => "cmt",
@@ -60,7 +60,7 @@ impl Format {
         }
     }
 
-    /// Returns the format that the name shows. `.bin` and `.raw` say nothing of the content, so the extension before them
+    /// The format that the name shows. `.bin` and `.raw` say nothing of the content, so the extension before them
     /// decides, as in `x.oracleGeneral.bin`.
     fn format_by_extension(file: &str) -> Option<Format> {
         let name = uncompressed_name(file).to_ascii_lowercase();
@@ -81,7 +81,7 @@ impl Format {
         }
     }
 
-    /// Returns whether entries of a fixed size follow one another, without a mark by which a wrong format is noticed.
+    /// Whether entries of a fixed size follow one another, without a mark by which a wrong format is noticed.
     fn is_unmarked_binary(self) -> bool {
         matches!(
             self,
@@ -89,11 +89,12 @@ impl Format {
         )
     }
 
-    /// Returns the format that the first bytes show, if they fit no other.
+    /// The format that the first bytes show, if they fit no other.
     fn format_by_content(start: &[u8]) -> Option<Format> {
         if start.starts_with(&FILE_MAGIC) {
             return Some(Format::Cmt);
         }
+
         let text = start.utf8_chunks().next()?.valid();
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         // The end of the window may truncate the last line.
@@ -105,6 +106,7 @@ impl Format {
         if is_dinero(whole_lines) {
             return Some(Format::Din);
         }
+
         let line = whole_lines
             .lines()
             .find(|line| !line.starts_with("==") && !line.trim().is_empty())?;
@@ -119,8 +121,8 @@ impl Format {
     }
 }
 
-/// Returns whether every line is a label and a hexadecimal address, and one address shows that it is hexadecimal: other
-/// tools write a small number and a decimal address, which would be read as Dinero without an error.
+/// Whether every line is a label and a hexadecimal address, and one address shows that it is hexadecimal: other tools
+/// write a small number and a decimal address, which would be read as Dinero without an error.
 fn is_dinero(whole_lines: &str) -> bool {
     let mut shows_base = false;
     let mut is_empty = true;
@@ -132,6 +134,7 @@ fn is_dinero(whole_lines: &str) -> bool {
         if label.starts_with('#') {
             continue;
         }
+
         let is_label = ["0", "1", "2", "r", "w", "i"].contains(&label);
         if !is_label || super::lines::parse_hex(address.as_bytes()).is_none() {
             return false;
@@ -140,6 +143,7 @@ fn is_dinero(whole_lines: &str) -> bool {
         shows_base |= is_letter_label || address.bytes().any(|byte| !byte.is_ascii_digit());
         is_empty = false;
     }
+
     shows_base && !is_empty
 }
 
@@ -203,6 +207,7 @@ pub fn open_input(
     let chosen_format = format
         .or_else(|| Format::format_by_content(&start))
         .or_else(|| Format::format_by_extension(file));
+
     let position = FilePosition::Byte(0);
     let refusal = |found: String, expected: String| {
         Err(TraceError::format_error(file, position, found, expected))
@@ -214,6 +219,7 @@ pub fn open_input(
         let found = "a tar archive".to_string();
         return refusal(found, "a trace (unpack the archive first)".to_string());
     }
+
     let Some(format) = chosen_format else {
         let shown_bytes = &start[..start.len().min(16)];
         let expected = format!(
@@ -245,12 +251,12 @@ pub fn open_input(
     })
 }
 
-/// Returns whether the first bytes are those of a tar archive.
+/// Whether the first bytes are those of a tar archive.
 fn is_archive(start: &[u8]) -> bool {
     start.get(257..262) == Some(b"ustar")
 }
 
-/// Returns whether the first bytes are lines of text, which no binary format's entries are.
+/// Whether the first bytes are lines of text, which no binary format's entries are.
 fn is_text(start: &[u8]) -> bool {
     start
         .iter()
@@ -258,7 +264,7 @@ fn is_text(start: &[u8]) -> bool {
         && start.contains(&b'\n')
 }
 
-/// Returns the first bytes, enough to determine the format.
+/// The first bytes, enough to determine the format.
 fn read_start(input: &mut impl Read, file: &str) -> Result<Vec<u8>, TraceError> {
     let mut start = Vec::new();
     input

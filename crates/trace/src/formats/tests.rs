@@ -120,6 +120,7 @@ fn objects_of_different_sizes_are_rejected_unless_ignored() {
     };
     let same = [request_bytes(1, 512), request_bytes(2, 512)].concat();
     assert_eq!(read(&same, "t.oracleGeneral", None).unwrap().0.len(), 2);
+
     let mixed = [
         request_bytes(1, 512),
         request_bytes(2, 512),
@@ -422,6 +423,7 @@ fn sample_files() -> Vec<(Format, Vec<u8>)> {
         |_| {},
     )
     .unwrap();
+
     vec![
         (Format::Cmt, cmt),
         (Format::Lackey, LACKEY.to_vec()),
@@ -464,6 +466,7 @@ proptest! {
             reader.salvage();
             prop_assert!(read_all(&mut reader).is_ok());
         }
+
         ProfileFile::parse(&bytes, "in").ok();
         if let Ok(mut log) = RunLogReader::new(boxed_input(&bytes), "in") {
             while let Ok(Some(_)) = log.next_record() {}

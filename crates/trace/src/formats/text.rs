@@ -82,6 +82,7 @@ impl<R: Read + Send> RecordSource for TextSource<R> {
                 Err(error) => (self.has_ended, self.damage) = (true, Some(error)),
             }
         }
+
         self.damage
             .take_if(|_| batch.is_empty())
             .map_or(Ok(()), Err)
@@ -113,7 +114,7 @@ pub(super) fn drmemtrace_reader<R: Read>(input: R, file: String) -> ImportReader
 }
 
 impl<R> ImportReader<TextSource<R>> {
-    /// Returns the input, for control.
+    /// The input, for control.
     pub(crate) fn input_mut(&mut self) -> &mut R {
         self.source.lines.input_mut()
     }

@@ -100,6 +100,7 @@ impl ChunkDecoder {
             self.offset += (end - position) as u64;
             position = end;
         }
+
         self.pending_bytes = unread_bytes;
         self.pending_bytes.drain(..position);
         Ok(())
@@ -216,10 +217,12 @@ impl ChunkDecoder {
                 let found = format!("{waited} loads of {loads}");
                 return self.chunk_error(found, "branches that wait for no more than all");
             }
+
             let (all_loads, all_waited) = self.branch_loads.entry(site).or_default();
             *all_loads = all_loads.saturating_add(loads);
             *all_waited = all_waited.saturating_add(waited);
         }
+
         Ok(())
     }
 
@@ -288,6 +291,7 @@ impl ChunkDecoder {
         } else {
             u64::MAX
         };
+
         for _ in 0..count {
             let record = (|| {
                 let head = read_varint(&mut remaining_bytes)?;
@@ -301,6 +305,7 @@ impl ChunkDecoder {
                 let (&[dependence, low_site, high_site], later_bytes) =
                     remaining_bytes.split_first_chunk()?;
                 remaining_bytes = later_bytes;
+
                 Some(AccessRecord {
                     address: address & mask | process_bits,
                     gap: head >> 4,
@@ -311,6 +316,7 @@ impl ChunkDecoder {
                     site: NonZeroU16::new(u16::from_le_bytes([low_site, high_site])),
                 })
             })();
+
             match record {
                 Some(record) => records.push(record),
                 None => {
@@ -319,6 +325,7 @@ impl ChunkDecoder {
                 }
             }
         }
+
         self.record_count += u64::from(count);
         if remaining_bytes.is_empty() {
             Ok(())
@@ -330,7 +337,7 @@ impl ChunkDecoder {
         }
     }
 
-    /// Returns the data accesses of all threads so far.
+    /// The data accesses of all threads so far.
     pub(super) fn accesses(&self) -> u64 {
         self.threads
             .iter()
@@ -338,7 +345,7 @@ impl ChunkDecoder {
             .fold(0, u64::saturating_add)
     }
 
-    /// Returns the totals so far, without incomplete chunks.
+    /// The totals so far, without incomplete chunks.
     pub(super) fn totals(&self) -> TraceTotals {
         let sum_over_threads = |value: fn(&ThreadTotals) -> Option<u64>| {
             Some(
@@ -348,6 +355,7 @@ impl ChunkDecoder {
                     .fold(0u64, u64::saturating_add),
             )
         };
+
         TraceTotals {
             program_accesses: sum_over_threads(|thread| thread.accesses),
             instructions: sum_over_threads(|thread| thread.instructions),
@@ -437,6 +445,7 @@ mod tests {
         let mut records = Vec::new();
         decoder.decode(&sample_stream(), &mut records).unwrap();
         let second = 1 << PROCESS_SHIFT;
+
         assert_eq!(
             records,
             [

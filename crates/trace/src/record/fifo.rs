@@ -75,7 +75,7 @@ impl<'a> FifoReader<'a> {
         }
     }
 
-    /// Returns whether the program was asked to stop; false if it ended on its own.
+    /// Whether the program was asked to stop; false if it ended on its own.
     pub(super) fn is_stopped(&self) -> bool {
         self.stop_time.is_some()
     }
@@ -88,13 +88,13 @@ impl<'a> FifoReader<'a> {
         self.child.wait()
     }
 
-    /// Returns the CPU time of the processes that the program started and waited for; known once it has ended.
+    /// The CPU time of the processes that the program started and waited for; known once it has ended.
     pub(super) fn children_time(&self) -> Duration {
         self.children_time
     }
 
-    /// Returns whether the program has ended, and then reads the account of its children. The account goes with the zombie,
-    /// so the zombie stays.
+    /// Whether the program has ended, and then reads the account of its children. The account goes with the zombie, so
+    /// the zombie stays.
     fn observe_end(&mut self, options: WaitIdOptions) -> std::io::Result<bool> {
         let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) else {
             return Ok(true);
@@ -151,7 +151,7 @@ impl<'a> FifoReader<'a> {
     }
 }
 
-/// Returns the CPU time of the children that a process has waited for, by `/proc/PID/stat`; `None` if it cannot be read.
+/// The CPU time of the children that a process has waited for, by `/proc/PID/stat`; `None` if it cannot be read.
 fn read_children_time(pid: u32) -> Option<Duration> {
     let path = format!("/proc/{pid}/stat");
     let stat = cachemate_files::read_text_limited(Path::new(&path), 4096).ok()?;
@@ -173,11 +173,13 @@ impl Read for FifoReader<'_> {
             tv_nsec: 50_000_000,
         };
         let mut last_input = Instant::now();
+
         loop {
             self.stop_if_requested();
             // Checked before the read, because everything that a dead child wrote is in the pipe by then.
             self.record_exit()?;
             let has_exited = self.exit_time.is_some();
+
             match self.input.read(buffer) {
                 Ok(0) if has_exited => return Ok(0),
                 // No process has opened it yet, or the program closed it and continues.
@@ -195,6 +197,7 @@ impl Read for FifoReader<'_> {
                         Ok(_) | Err(rustix::io::Errno::INTR) => {}
                         Err(error) => return Err(error.into()),
                     }
+
                     if !has_exited {
                         last_input = Instant::now();
                     }

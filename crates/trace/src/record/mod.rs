@@ -189,6 +189,7 @@ impl Recorder {
                 remedy: None,
             })?;
         }
+
         if let (
             RecorderTool::Lackey {
                 reason: because, ..
@@ -203,6 +204,7 @@ impl Recorder {
                 remedy: None,
             });
         }
+
         check_program(self.command.first().map(String::as_str).unwrap_or(""))?;
         let output = RecordingFile::create(&self.output, self.force)?;
         let work_dir = tempfile::Builder::new()
@@ -311,7 +313,7 @@ impl Recorder {
         })
     }
 
-    /// Returns the reason why a recording has no record; `None` if it has some, or if an empty one is what was asked for.
+    /// The reason why a recording has no record; `None` if it has some, or if an empty one is what was asked for.
     fn emptiness_reason(&self, totals: &TraceTotals) -> Option<&'static str> {
         let skips_start = !self.skip_time.is_zero() || self.skip_accesses > 0;
         let lacks_burst = self.bursts.is_some() && totals.bursts.is_empty();
@@ -362,6 +364,7 @@ impl Recorder {
             "--vgdb=no",
             &format!("--trace-children={follow_value}"),
         ]);
+
         match recorder_tool {
             RecorderTool::Tool { library, .. } => {
                 command.env("VALGRIND_LIB", library);
@@ -378,17 +381,21 @@ impl Recorder {
                 if let Some(max) = self.max_accesses {
                     command.arg(format!("--cm-max={}", max.min(i64::MAX as u64)));
                 }
+
                 command.arg(format!("--cm-skip-ms={}", self.skip_time.as_millis()));
                 if let Some(time) = self.max_time {
                     command.arg(format!("--cm-max-ms={}", time.as_millis().max(1)));
                 }
+
                 if let Some(BurstSampling { accesses, percent }) = self.bursts {
                     command.arg(format!("--cm-burst={}", accesses.min(i64::MAX as u64)));
                     command.arg(format!("--cm-burst-percent={percent}"));
                 }
+
                 if self.kill_at_max {
                     command.arg("--cm-stop-at-max=yes");
                 }
+
                 if let Some(filter) = self.filter {
                     command.arg(format!("--cm-l1-bytes={}", filter.size_bytes));
                     command.arg(format!("--cm-l1-ways={}", filter.ways));
@@ -404,10 +411,12 @@ impl Recorder {
                 command.arg(format!("--log-file={}", fifo.display()));
             }
         }
+
         command.arg("--").args(&self.command);
         if self.discards_output.0 {
             command.stdout(Stdio::null());
         }
+
         if self.discards_output.1 {
             command.stderr(Stdio::null());
         }
@@ -425,6 +434,7 @@ impl Recorder {
         let mut buffer = vec![0; 1 << 18];
         let mut records: Vec<AccessRecord> = Vec::new();
         let mut is_full = false;
+
         loop {
             let read_bytes = fifo
                 .read(&mut buffer)
@@ -436,6 +446,7 @@ impl Recorder {
             if is_full {
                 continue;
             }
+
             records.clear();
             decoder.decode(&buffer[..read_bytes], &mut records)?;
             writer.push_all(&records)?;
@@ -451,11 +462,13 @@ impl Recorder {
                 records: writer.records(),
                 bytes: writer.bytes(),
             });
+
             if writer.bytes() >= self.max_bytes {
                 is_full = true;
                 fifo.is_stop_requested = self.kill_at_max;
             }
         }
+
         Ok(CaptureSummary {
             totals: decoder.totals(),
             is_started: !decoder.processes.is_empty(),
@@ -492,10 +505,12 @@ impl Recorder {
                 records,
                 bytes: writer.bytes(),
             });
+
             if self.kill_at_max && access_count >= window_end {
                 reader.input_mut().is_stop_requested = true;
             }
         }
+
         // The instructions after the last access belong only to a window that was not truncated.
         let all_instructions = reader.totals().and_then(|totals| totals.instructions);
         let is_whole_run = access_count <= window_end && self.skip_accesses == 0;
@@ -504,6 +519,7 @@ impl Recorder {
         } else {
             Some(instructions)
         };
+
         let records = writer.records();
         let totals = TraceTotals {
             program_accesses: Some(records),
@@ -582,6 +598,7 @@ fn check_program(program: &str) -> Result<(), TraceError> {
     if program.is_empty() {
         return refuse_program("no program to record was named".into());
     }
+
     let program_path = if program.contains('/') {
         Some(PathBuf::from(program))
     } else {
@@ -593,6 +610,7 @@ fn check_program(program: &str) -> Result<(), TraceError> {
     let Some(file) = program_path else {
         return refuse_program(format!("{program}: no such program in PATH"));
     };
+
     if !is_executable(&file) {
         let reason = if cachemate_files::path_exists(&file) {
             "it cannot be executed"
@@ -601,6 +619,7 @@ fn check_program(program: &str) -> Result<(), TraceError> {
         };
         return refuse_program(format!("{program}: {reason}"));
     }
+
     let mut start = Vec::new();
     let read_result =
         cachemate_files::open_plain(&file).and_then(|input| input.take(5).read_to_end(&mut start));
@@ -657,11 +676,13 @@ impl RecordingFile {
                 partial_path: None,
             });
         }
+
         if cachemate_files::path_exists(&path) && !force {
             return Err(TraceError::Exists {
                 file: path.display().to_string(),
             });
         }
+
         let mut name = path.as_os_str().to_owned();
         name.push(".part");
         let partial_path = PathBuf::from(name);

@@ -154,6 +154,7 @@ fn a_window_is_a_slice_of_the_whole() {
     assert_eq!(recorded.recording_end, RecordingEnd::Exit(0));
     let ((whole, totals), (part, part_totals)) = (read(&whole), read(&window));
     assert_eq!(totals.program_accesses, Some(totals.records));
+
     assert_eq!(
         totals
             .instructions
@@ -435,6 +436,7 @@ fn instructions_take_the_cycles_of_their_chains_and_branches() {
         assert!(timing.instructions > 30_000, "{kind}: {timing:?}");
         timing
     };
+
     // The first samples are the start of the program, with branches of its own.
     // Of 8 instructions a round (six, and two that count), a chain of 18 cycles, and two of 9 beside each other.
     let per_round = |timing: &InstructionTiming, instructions: f64, window: usize| {
@@ -670,6 +672,7 @@ fn a_part_by_time_or_size_lets_the_program_run_to_its_end() {
         skip_time: Duration::from_millis(5),
         ..unfiltered_recorder("late.cmt")
     });
+
     let short = run(&Recorder {
         max_time: Some(Duration::from_millis(5)),
         ..unfiltered_recorder("short.cmt")

@@ -114,7 +114,7 @@ fn check_tool(library: &Path) -> Result<(), TraceError> {
         })
 }
 
-/// Returns the directory with the tool for this source and this Valgrind.
+/// The directory with the tool for this source and this Valgrind.
 fn build_tool(valgrind: &str) -> Result<PathBuf, TraceError> {
     let key = xxhash_rust::xxh3::xxh3_64([SOURCE, MAKEFILE, valgrind].join("\0").as_bytes());
     let cache_dir = cachemate_files::cache_dir();
@@ -212,6 +212,7 @@ mod tests {
         set_mode(&library, 0o777);
         assert!(check_tool(&library).is_err());
         set_mode(&library, 0o755);
+
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(library.join(TOOL_FILE), Some(65_534), None).unwrap();
             assert!(check_tool(&library).is_err(), "a file of another user");

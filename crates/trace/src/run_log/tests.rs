@@ -58,6 +58,7 @@ fn a_truncated_log_gives_complete_records_and_the_damaged_line() {
         .filter(|(_, byte)| **byte == b'\n')
         .map(|(index, _)| index + 1)
         .collect();
+
     for (cut, whole_records) in [
         (ends[2], 2),
         (ends[2] + 5, 2),
@@ -119,6 +120,7 @@ fn an_infinite_number_is_rejected_when_written() {
     let mut optional = record.clone();
     optional.forecast = Forecast::default();
     optional.observation.tasks[0].progress = Some(f64::INFINITY);
+
     let header = RunLogReader::open(dir.path().join("a"))
         .unwrap()
         .header()

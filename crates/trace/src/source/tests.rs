@@ -19,6 +19,7 @@ fn two_thread_file(instructions_known: bool) -> tempfile::NamedTempFile {
         access_record(1, 0x2000, 0, true),
         access_record(1, 0x3000, 14, false),
     ];
+
     let header = TraceHeader::for_import("test", instructions_known);
     let mut writer = CmtWriter::new(file.reopen().unwrap(), "x", &header, 1).unwrap();
     writer.push_all(&records).unwrap();
@@ -56,6 +57,7 @@ fn a_thread_loops_at_an_offset_with_its_own_instructions() {
         .collect();
     assert_eq!(addresses, [0x10_1000, 0x10_2000, 0x10_3000, 0x10_1000]);
     assert_eq!(accesses[1].kind(), AccessKind::Store);
+
     // Each round has 5 + 0 + 14 instructions and a tail of 2, because the access without its own instruction borrows
     // one.
     let instructions: u64 = accesses[..300]
@@ -118,6 +120,7 @@ fn a_dependence_on_the_preceding_load_is_kept() {
         record(0, true, 1),
         record(0, false, 255),
     ];
+
     let file = tempfile::NamedTempFile::new().unwrap();
     let header = TraceHeader {
         has_dependences: true,

@@ -33,6 +33,7 @@ fn small_machine(
             ..sample_cache(CacheLevel::L2, 2 << 10, 4, 14, per_l2)
         },
     ];
+
     spec.caches.extend(third.map(|inclusion| {
         let line_bytes = if inclusion == Inclusion::Victim {
             128
@@ -159,6 +160,7 @@ fn machine_strategy() -> impl Strategy<Value = MachineSpec> {
         Just(ReplacementPolicy::TreePlru),
         Just(ReplacementPolicy::Random)
     ];
+
     let index = prop_oneof![Just(SetIndexing::Physical), Just(SetIndexing::Virtual)];
     (write, second, third, 1..=2u32, replacement, index).prop_map(
         |(write, second, third, per_l2, replacement, index)| {
@@ -233,6 +235,7 @@ proptest! {
             hw.run(stop * 500, &mut AliasedFrames);
             check_invariants(&hw);
         }
+
         let (threads, _) = finish(&mut hw, 10_000);
         let mut caches = [0; LEVEL_COUNT];
         for index in 0..hw.caches.units.len() {
@@ -244,9 +247,11 @@ proptest! {
             let evicted: u64 = unit.eviction_matrix.nonzero_counts().map(|(_, _, lines)| lines).sum();
             prop_assert_eq!(evicted, unit.counters.evictions);
         }
+
         for thread in &threads {
             assert_balanced(&thread.counters);
         }
+
         for level in ALL_LEVELS {
             let tasks: u64 = threads.iter().map(|thread| thread.counters.levels[level as usize].references).sum();
             prop_assert_eq!(tasks, caches[level as usize], "references of tasks and caches at {:?}", level);
@@ -300,6 +305,7 @@ fn running_ahead_in_a_private_cache_changes_no_bit() {
         (out_of_order, 1),
         (out_of_order, 2),
     ];
+
     for ((pipeline, contexts), seed) in shapes
         .into_iter()
         .flat_map(|shape| (0..4).map(move |seed| (shape, seed)))
@@ -330,6 +336,7 @@ fn running_ahead_in_a_private_cache_changes_no_bit() {
                 let accesses = (0..4_000).map(|_| draw_access()).collect();
                 hw.load(CpuId(cpu), scripted_thread(cpu, cpu, accesses, true), 0);
             }
+
             let state = final_state(&mut hw, 200_000);
             state.0.iter().for_each(assert_balanced);
             state

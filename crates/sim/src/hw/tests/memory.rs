@@ -123,6 +123,7 @@ fn streams_saturate_at_the_configured_memory_bandwidth() {
     };
     let many = bytes_per_cycle(4, &spec);
     assert!((many / 4.0 - 1.0).abs() < 0.01, "{many} bytes a cycle of 4");
+
     // A blocking core fetches one line per latency: 64 bytes in 200 cycles.
     let blocking = MachineSpec {
         pipeline: CoreModel::in_order(1),
@@ -267,6 +268,7 @@ fn a_turn_from_reads_to_writes_costs_once_a_batch() {
         let (hw, _) = run_endless(&spec, stores, 800_000);
         hw.memory_counters(0).write_bytes as f64 / 64.0 / 800_000.0
     };
+
     for demand_first in [false, true] {
         // A line read, a line written: 64 cycles; a turn on top in sixteen.
         for (turnaround, cycles) in [(0, 64.0), (160, 74.0)] {
@@ -297,6 +299,7 @@ fn demand_reads_overtake_prefetches() {
         streams: 8,
         degree: 64,
     }];
+
     let measure_cycles = |demand_first| {
         let mut spec = spec.clone();
         spec.memory.scheduling = MemorySchedulingSpec {
@@ -319,6 +322,7 @@ fn demand_reads_overtake_prefetches() {
             .for_each(|thread| assert_balanced(&thread.counters));
         (stalls(1), hw.memory_counters(0).read_bytes as f64 / 1e6)
     };
+
     let ((chase, before), (first, after)) = (measure_cycles(false), measure_cycles(true));
     assert!(
         first < chase,
@@ -348,6 +352,7 @@ fn reads_in_flight_stay_in_order() {
             .collect();
         (prefetched, dram.read(4 * 64, 0, 64, 0, false).1)
     };
+
     // 32 cycles a line.
     assert_eq!(demand_waits(Some(12)), (vec![0, 32, 64], 96));
     assert_eq!(
@@ -375,12 +380,14 @@ fn a_next_line_prefetcher_follows_steps_of_one_line() {
             .collect();
         100.0 * 1_000_000.0 / run_endless(&spec, paced, 1_000_000).1.counters.instructions as f64
     };
+
     let (level, streams, degree) = (CacheLevel::L2, 8, 4);
     let stride = PrefetcherSpec::Stride {
         level,
         streams,
         degree,
     };
+
     let next_line = PrefetcherSpec::NextLine {
         level,
         streams,
@@ -403,6 +410,7 @@ fn a_prefetcher_hides_latency_and_can_be_turned_off() {
         streams: 8,
         degree: 4,
     }];
+
     let measure_cycles = |prefetch: bool| {
         let hw = Hardware::new(
             &spec,
@@ -436,6 +444,7 @@ fn the_adjacent_line_is_present_after_one_miss() {
         level: CacheLevel::L2,
     }];
     let mut hw = build_hardware(&spec);
+
     let pairs = (0..1000)
         .flat_map(|pair| {
             [
@@ -459,6 +468,7 @@ fn the_adjacent_line_is_present_after_one_miss() {
 fn independent_misses_overlap_behind_a_dependent_one() {
     let mut spec = sample_machine();
     let pairs = 20_000;
+
     let mut measure_cycles = |loads_pass| {
         spec.pipeline = CoreModel::OutOfOrder {
             issue_width: 2,

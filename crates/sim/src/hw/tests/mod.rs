@@ -113,6 +113,7 @@ pub(crate) fn finish(hw: &mut Hardware, cycles: u64) -> (Vec<HwThread>, u64) {
             _ => {}
         }
     }
+
     for cpu in 0..hw.spec().cpus() {
         threads.extend(hw.unload(CpuId(cpu)));
     }

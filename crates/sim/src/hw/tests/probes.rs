@@ -66,6 +66,7 @@ fn the_last_address_register_loses_and_repeats() {
     let accesses: Vec<Access> = (0..1000)
         .map(|index| Access::load(index * 192, 0))
         .collect();
+
     let new_trace_probe = || {
         Some(TraceProbe {
             max_entries: 10_000,
@@ -124,6 +125,7 @@ fn a_prefetched_stream_leaves_a_repeat_for_every_line() {
         streams: 8,
         degree: 2,
     }];
+
     let accesses: Vec<Access> = (0..1000)
         .map(|index| Access::load(index * 64, 100))
         .collect();
@@ -280,6 +282,7 @@ fn super_sets_and_overflows_agree_with_the_counters() {
         is_contiguous: false,
         super_sets: super_sets.clone(),
     };
+
     let load = |at: u64| {
         [
             Access::load(at * at % 300 * 64, 1),
@@ -292,6 +295,7 @@ fn super_sets_and_overflows_agree_with_the_counters() {
         next_threshold: 1000,
         interrupt_count: 0,
     };
+
     let activity: Vec<ActivityProbe> = levels.iter().map(activity).collect();
     let probes = Probes {
         activity,

@@ -129,6 +129,7 @@ fn set_associative_misses_equal_the_locality_engines() {
         (ReplacementPolicy::Lru, CacheSimReplacement::Lru),
         (ReplacementPolicy::TreePlru, CacheSimReplacement::TreePlru),
     ];
+
     for (ours, theirs) in kinds {
         for (sets, ways, outer_sets, outer_ways) in shapes {
             let powers = u32::is_power_of_two(ways) && u32::is_power_of_two(outer_ways);
@@ -266,6 +267,7 @@ fn exclusive_way_masks_make_hits_independent_of_the_neighbor() {
         min_ways: 1,
         contiguous: true,
     });
+
     for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::TreePlru] {
         spec.caches[1].replacement = replacement;
         let masks = |hw: &mut Hardware| {
@@ -432,6 +434,7 @@ fn colors_do_not_divide_a_virtually_indexed_l1() {
         assert_balanced(&counters);
         counters.levels[CacheLevel::L1Data as usize].all_misses()
     };
+
     assert_eq!(
         count_misses(SetIndexing::Virtual, &mut ColoredFrames),
         256,
@@ -512,6 +515,7 @@ fn srrip_misses_equal_an_independent_model() {
                 entry.1 = 0;
                 continue;
             }
+
             expected += 1;
             if set.len() < ways as usize {
                 set.push((line, 2));
@@ -520,6 +524,7 @@ fn srrip_misses_equal_an_independent_model() {
             while set.iter().all(|entry| entry.1 < 3) {
                 set.iter_mut().for_each(|entry| entry.1 += 1);
             }
+
             if let Some(victim) = set.iter_mut().find(|entry| entry.1 == 3) {
                 *victim = (line, 2);
             }
@@ -546,6 +551,7 @@ fn predictions_keep_what_lru_loses_to_scans_and_cycles() {
         }
         scanned.extend((0..2 * capacity).map(|line| (1 << 20) + round * 2 * capacity + line));
     }
+
     let set_misses = |replacement| {
         let spec = machine_with_policy(replacement, sets, ways);
         first_level_misses(&spec, &scanned) - 40 * capacity

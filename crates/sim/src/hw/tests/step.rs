@@ -23,6 +23,7 @@ impl CoreFrontEnd {
             let Some(&access) = thread.batch.get(thread.position) else {
                 return SlowPathCause::BatchEnd;
             };
+
             burst.stop_tick =
                 burst.find_issue_limit(self.is_in_order, burst.tick, &mut self.contexts[nth]);
             match access.kind() {
@@ -30,6 +31,7 @@ impl CoreFrontEnd {
                 AccessKind::Compute => return SlowPathCause::Compute,
                 AccessKind::Load | AccessKind::Store => {}
             }
+
             let needed = access.instructions() - burst.issued_in_record;
             let budget = (burst.stop_tick - burst.tick).min(thread.instructions_until_fetch);
             if needed > budget {
@@ -40,6 +42,7 @@ impl CoreFrontEnd {
                     SlowPathCause::Fetch
                 };
             }
+
             burst.issue_instructions(needed - 1, thread, &mut self.contexts[nth]);
             if access.is_dependent() && self.contexts[nth].value_tick > burst.tick {
                 return SlowPathCause::PendingAddress;
@@ -51,6 +54,7 @@ impl CoreFrontEnd {
                 };
                 (burst.page, burst.frame_address) = (page, frame << environment.page_shift);
             }
+
             if self.step_in_cache(access, burst, thread, environment) {
                 continue;
             }
@@ -87,9 +91,11 @@ impl CoreFrontEnd {
         {
             return Some(SlowPathCause::ObservableAccess);
         }
+
         if burst.has_probes || arriving {
             return Some(SlowPathCause::Memory);
         }
+
         let nearest = issue + environment.caches.units[self.l1d].latency_ticks;
         let mut joined = false;
         if self.contexts[nth].mshrs_in_use >= burst.max_outstanding {
@@ -99,6 +105,7 @@ impl CoreFrontEnd {
             }
             burst.max_outstanding = self.max_outstanding(nth);
         }
+
         let request = self.build_request(address, issue, store, thread);
         let response = environment.caches.access_first_level::<AnyCore>(
             self.l1d,
@@ -139,6 +146,7 @@ impl CoreFrontEnd {
         let Some(place) = unit.store.find(line) else {
             return false;
         };
+
         let store = access.kind() == AccessKind::Store;
         let filled_meta = LineMeta(unit.store.line_meta(place).0 & !PENDING);
         let is_late = unit.store.line_meta(place) != filled_meta
@@ -149,6 +157,7 @@ impl CoreFrontEnd {
         {
             return false;
         }
+
         unit.store.set_meta(place, filled_meta.after_hit(store));
         unit.store.touch(line, place);
         let context = &mut self.contexts[burst.run.context_index];
@@ -174,6 +183,7 @@ fn of_kind(kind: CoreKindName, spec: MachineSpec) -> MachineSpec {
         CoreKindName::Back4 => (ReplacementPolicy::Lru, WritePolicy::Back, 4, 4),
         CoreKindName::Back8 => (ReplacementPolicy::Lru, WritePolicy::Back, 8, 8),
     };
+
     let in_order = matches!(spec.pipeline, CoreModel::InOrder { .. });
     let pipeline = match kind {
         CoreKindName::InOrderThrough => CoreModel::in_order(1),
@@ -185,6 +195,7 @@ fn of_kind(kind: CoreKindName, spec: MachineSpec) -> MachineSpec {
         },
         _ => spec.pipeline,
     };
+
     let caches = spec.caches.into_iter().map(|cache| {
         let size_with_ways = |ways: u32| cache.size_bytes / u64::from(cache.ways) * u64::from(ways);
         match cache.level {
@@ -204,6 +215,7 @@ fn of_kind(kind: CoreKindName, spec: MachineSpec) -> MachineSpec {
             _ => cache,
         }
     });
+
     let spec = MachineSpec {
         pipeline,
         caches: caches.collect(),
@@ -235,6 +247,7 @@ fn machine_strategy() -> impl Strategy<Value = MachineSpec> {
             loads_pass: true
         }),
     ];
+
     let replacement = prop_oneof![
         Just(ReplacementPolicy::Lru),
         Just(ReplacementPolicy::Random),
@@ -251,6 +264,7 @@ fn machine_strategy() -> impl Strategy<Value = MachineSpec> {
         Just(CoreKindName::Back4),
         Just(CoreKindName::Back8),
     ];
+
     (
         pipeline,
         replacement,
@@ -277,6 +291,7 @@ fn machine_strategy() -> impl Strategy<Value = MachineSpec> {
                     contexts_per_core,
                     ..sample_machine()
                 };
+
                 // In a virtually indexed cache a way is two pages.
                 let way_bytes = if index == SetIndexing::Virtual {
                     8 << 10
@@ -336,6 +351,7 @@ fn load_threads(hw: &mut Hardware, dice: &mut TestRng) {
                 _ => Access::load(address, gap),
             }
         };
+
         let accesses = (0..1_500).map(|_| draw_access()).collect();
         hw.load(CpuId(cpu), scripted_thread(cpu, 0, accesses, true), 0);
     }

@@ -55,6 +55,7 @@ impl AttachedProbe {
                 .filter(|_| !machine.has_exited(*task))
                 .ok_or(exited_refusal)
         };
+
         let (kind, slots) = match probe_kind {
             ProbeKind::MissTrace {
                 task,
@@ -116,6 +117,7 @@ impl AttachedProbe {
                         format!("no super-set counts of {level:?} here"),
                     ));
                 }
+
                 let slots = tasks
                     .iter()
                     .map(live_slot)
@@ -135,6 +137,7 @@ impl AttachedProbe {
                 ));
             }
         };
+
         let mut attached_probe = AttachedProbe {
             kind,
             slots: Vec::new(),
@@ -158,6 +161,7 @@ impl AttachedProbe {
                 .iter()
                 .find(|cache| cache.level == level)
         };
+
         let last_level = machine.spec.last_level_cache();
         let doublings_from = |first: CacheLevel| {
             cache_of_level(first)
@@ -244,6 +248,7 @@ impl AttachedProbe {
             .iter()
             .all(|&slot| machine.system.task(slot).exited_cycle.is_some());
         let probes_of = |slot: Slot| machine.system.thread(slot).map(|thread| &thread.probes);
+
         match &mut self.kind {
             AttachedKind::Trace { entries, .. } => {
                 let trace_probe = slots
@@ -280,6 +285,7 @@ impl AttachedProbe {
                         || watch.open_watches.is_empty()
                         || now >= all_set.unwrap_or(now) + max_wait;
                 }
+
                 have_all_exited
             }
             AttachedKind::Activity { .. } => have_all_exited,
@@ -291,6 +297,7 @@ impl AttachedProbe {
         let AttachedKind::Samples { processes, .. } = &self.kind else {
             return;
         };
+
         let indices: Vec<usize> = processes
             .iter()
             .map(|process| machine.process_index(*process))
@@ -360,6 +367,7 @@ impl AttachedProbe {
         let elapsed_ns = machine
             .clock
             .to_nominal_ns(machine.system.now() - self.start_cycle);
+
         let counts = machine
             .system
             .task_counters(slot)
@@ -373,6 +381,7 @@ impl AttachedProbe {
             .iter()
             .find(|cache| cache.level == CacheLevel::L1Data)?
             .line_bytes;
+
         Some(ProbeEvidence::Trace {
             task: *machine.task_of_slot.get(&slot)?,
             space: AddressKind::Physical,
@@ -392,6 +401,7 @@ impl AttachedProbe {
             .iter()
             .find(|cache| cache.level == CacheLevel::L1Data)?
             .line_bytes;
+
         let scale = machine.clock.scale;
         let AttachedKind::Samples {
             sample_period: one_in,
@@ -404,6 +414,7 @@ impl AttachedProbe {
             return None;
         };
         let (mut new_samples, mut event_count) = (Vec::new(), 0);
+
         for slot in &self.slots {
             let task = machine.task_of_slot.get(slot).copied();
             let Some(probe) = machine
@@ -425,6 +436,7 @@ impl AttachedProbe {
                 Some(sample)
             }));
         }
+
         new_samples.sort_by_key(|sample| sample.at_ns);
         new_samples.truncate((*at_most - *taken) as usize);
         *taken += new_samples.len() as u32;

@@ -83,12 +83,14 @@ impl CoRunProbe {
                 ));
             }
         };
+
         let Some(cache_description) = machine.topology.caches.get(cache.0 as usize) else {
             return Err((
                 RefusalReason::NotSupported,
                 format!("{cache:?} does not exist"),
             ));
         };
+
         let live_slots = |tasks: &[TaskId]| -> Result<Vec<Slot>, ProbeRefusal> {
             let live_slot =
                 |&task: &TaskId| machine.slot_of(task).filter(|_| !machine.has_exited(task));
@@ -99,6 +101,7 @@ impl CoRunProbe {
                 Err((RefusalReason::NotFound, "a task has ended".into()))
             }
         };
+
         let mut probe = CoRunProbe {
             id,
             cache,
@@ -118,6 +121,7 @@ impl CoRunProbe {
             hold_start_and_empty_cpus: None,
             idle_cycles: 0,
         };
+
         for row in &rows {
             let tasks = live_slots(row)?;
             if boost && probe.seats_of_row(&tasks, machine).len() < tasks.len() {
@@ -185,11 +189,13 @@ impl CoRunProbe {
                 .iter()
                 .any(|&slot| machine.system.task(slot).exited_cycle.is_some());
         }
+
         let running_slots: Vec<Slot> = self
             .cpus
             .iter()
             .filter_map(|cpu| machine.system.dispatcher.running_task(cpu))
             .collect();
+
         if let Some(interval) = &self.open_interval {
             let departed_slot = interval
                 .members
@@ -207,9 +213,11 @@ impl CoRunProbe {
                 self.close_interval(machine, departed_slot);
             }
         }
+
         if self.open_interval.is_none() {
             self.start_matching_interval(&running_slots, now);
         }
+
         if let Some(interval) = self
             .open_interval
             .as_mut()
@@ -247,6 +255,7 @@ impl CoRunProbe {
             }
         };
         let Some(row) = matching_row else { return };
+
         let mut members = self.rows[row].slots.clone();
         members.extend(
             running_slots
@@ -268,11 +277,13 @@ impl CoRunProbe {
         let Some((cache_before, tasks_before)) = interval.start_counters else {
             return;
         };
+
         let now = machine.system.now();
         let elapsed = now - interval.counting_start;
         if elapsed == 0 {
             return;
         }
+
         self.rows[interval.row].collected_cycles += elapsed;
         let task_of = |slot: &Slot| machine.task_of_slot.get(slot).copied();
         let cache_after = machine.cache_counters(self.cache);
@@ -287,6 +298,7 @@ impl CoRunProbe {
                 cache_after.demand.all_misses() - cache_before.demand.all_misses(),
             ),
         ]);
+
         let counts_of_task = |(slot, counts_before): (&Slot, &TaskCounters)| {
             machine
                 .system
@@ -294,6 +306,7 @@ impl CoRunProbe {
                 .since(counts_before)
                 .all_event_counts(&machine.levels)
         };
+
         self.intervals.push(RowInterval {
             tasks: interval.members.iter().filter_map(task_of).collect(),
             cache: self.cache,
@@ -322,6 +335,7 @@ impl CoRunProbe {
         if let Some((hold_start, empty_cpus)) = self.hold_start_and_empty_cpus.take() {
             self.idle_cycles += (now - hold_start) * empty_cpus;
         }
+
         let next_row = (0..self.rows.len()).find(|&row| !self.is_done(row));
         machine.cpu_holder = next_row.map(|_| self.id);
         let seat_hold = next_row.map(|row| {
@@ -357,6 +371,7 @@ impl CoRunProbe {
                 });
             }
         }
+
         let intervals = std::mem::take(&mut self.intervals);
         (!intervals.is_empty()).then_some(ProbeEvidence::Rows(intervals))
     }

@@ -66,6 +66,7 @@ impl ExternalProbe {
         machine: &mut SimMachine,
     ) -> Result<Self, ProbeRefusal> {
         let base_address = (1 << 40) + u64::from(id.0 % 1024) * (1 << 30);
+
         let (kind, reserved_cpus, sources, phases, phase_cycles) = match probe_kind {
             ProbeKind::PingPong { cpus } => {
                 let are_valid = cpus.0 != cpus.1
@@ -79,6 +80,7 @@ impl ExternalProbe {
                     ));
                 }
                 let reserved_cpus: CpuSet = [cpus.0.0, cpus.1.0].into_iter().collect();
+
                 // Both threads use one line in the first phase, and a line each in the second; the difference is the
                 // time to transfer the line.
                 let pattern_at = |line_index: u64| {
@@ -90,6 +92,7 @@ impl ExternalProbe {
                     )
                 };
                 let sources = vec![pattern_at(0), pattern_at(0), pattern_at(2), pattern_at(4)];
+
                 let phases = vec![
                     MeasurementPhase {
                         runs_task: false,
@@ -213,11 +216,13 @@ impl ExternalProbe {
         {
             return true;
         }
+
         if self.start_cycle.is_none() {
             machine.cpu_holder = Some(self.id);
             self.start_cycle = Some(now);
             self.enter_phase(machine);
         }
+
         while self.phase_end <= now && self.current_phase < self.phases.len() {
             if !self.is_counting {
                 self.is_counting = true;
@@ -229,6 +234,7 @@ impl ExternalProbe {
                 .clock
                 .to_nominal_ns(self.phase_cycles / 2 + 1 + now - self.phase_end)
                 .max(1) as f64;
+
             let work = self.work_so_far(machine);
             self.rates_by_phase.push((
                 (work.0 - self.work_before.0) / elapsed_ns,
@@ -240,6 +246,7 @@ impl ExternalProbe {
                 self.enter_phase(machine);
             }
         }
+
         self.current_phase == self.phases.len()
     }
 
@@ -313,6 +320,7 @@ impl ExternalProbe {
         {
             return None;
         }
+
         let ns_per_access = |rate: f64| 1.0 / rate;
         Some(match self.kind {
             ExternalProbeKind::PingPong { cpus } => {
@@ -357,6 +365,7 @@ fn cpus_of_shared_cache(slot: Slot, machine: &SimMachine) -> Result<CpuSet, Prob
         .caches
         .iter()
         .filter(|cache| cache.last_level && cache.cpus.contains(cpu));
+
     match shared_caches
         .map(|cache| cache.cpus.clone())
         .next()
@@ -386,6 +395,7 @@ fn separate_from_task_core(
     else {
         return;
     };
+
     let used_cpus: Vec<u32> = seats.iter().map(|&(cpu, _)| cpu).collect();
     for (cpu, _) in seats
         .iter_mut()

@@ -41,8 +41,10 @@ impl AccessSource for InjectedSource {
         } else {
             BATCH_TURNS
         };
+
         for _ in 0..batch_turns {
             self.access_count += 1;
+
             match self.pattern {
                 InjectedPattern::Chase { lines } => {
                     // A full-period generator modulo a power of two (Hull and Dobell), whose values past the end are
@@ -74,6 +76,7 @@ impl AccessSource for InjectedSource {
                 }
             }
         }
+
         BatchEnd::More
     }
 

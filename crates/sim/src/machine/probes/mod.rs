@@ -77,11 +77,13 @@ impl SimMachine {
         for mut active_probe in dropped_probes {
             active_probe.end(self);
         }
+
         self.probes = continuing_probes;
         for probe in &plan.probes {
             if self.probes.iter().any(|active| active.probe == *probe) {
                 continue;
             }
+
             let budget_cycles = self.clock.to_cycles(probe.budget_ns);
             match ProbeWork::new(&probe.kind, probe.id, budget_cycles, self) {
                 Ok(work) => self.probes.push(ActiveProbe {
@@ -225,6 +227,7 @@ impl ActiveProbe {
             )
         });
         let mut cost_ns: Vec<(Option<TaskId>, u64)> = new_costs.filter(|(_, ns)| *ns > 0).collect();
+
         let evidence: Vec<ProbeEvidence> = match &mut self.probe_work {
             ProbeWork::CoRun(co_run_probe) => {
                 co_run_probe.take_evidence(machine).into_iter().collect()
@@ -240,6 +243,7 @@ impl ActiveProbe {
         if !evidence.is_empty() {
             self.reported_costs = cost;
         }
+
         let last_index = evidence.len().saturating_sub(1);
         for (index, evidence) in evidence.into_iter().enumerate() {
             // If one probe has several pieces of evidence, the first one contains the cost, and only the last one is

@@ -76,6 +76,7 @@ impl LinuxLike {
                 .all(|sibling| view.is_idle(sibling))
         };
         let nearby_cpus = || domains.group_members(SHARED_CACHE, last_cpu);
+
         nearby_cpus()
             .find(|cpu| is_idle_for(cpu) && is_core_idle(cpu))
             .or_else(|| nearby_cpus().find(is_idle_for))
@@ -136,10 +137,12 @@ impl LinuxLike {
             .collect();
         groups.sort_unstable();
         groups.dedup();
+
         for group in groups {
             let cpus: Vec<u32> = (0..domains.cpu_count())
                 .filter(|&cpu| domains.group_of(level, cpu) == group && view.is_open(cpu))
                 .collect();
+
             // If affinity restricts tasks to a part, equal sums may hide unequal queues (Linux marks such a group as
             // imbalanced), so single CPUs are compared.
             let slots_on_cpu = |cpu: u32| {
@@ -148,6 +151,7 @@ impl LinuxLike {
                     .copied()
                     .chain(view.running_task(cpu))
             };
+
             let is_barred = |slot: Slot| cpus.iter().any(|&cpu| !view.is_allowed_on(slot, cpu));
             let is_restricted = cpus.iter().any(|&cpu| slots_on_cpu(cpu).any(is_barred));
             let mut parts: Vec<Vec<u32>> = Vec::new();
@@ -160,6 +164,7 @@ impl LinuxLike {
                     None => parts.push(vec![cpu]),
                 }
             }
+
             let mut round = BalanceRound {
                 scheduler: self,
                 view,
@@ -209,6 +214,7 @@ impl BalanceRound<'_> {
             let sum: f64 = cpus.iter().map(|&cpu| self.loads[cpu as usize]).sum();
             (sum / cpus.len() as f64, sum, cpus.len() as f64)
         };
+
         // The sort is stable: among equal parts, the first is the busiest, and the first is the idlest.
         let mut idlest_first: Vec<usize> = (0..parts.len()).collect();
         idlest_first.sort_by(|&a, &b| {
@@ -216,6 +222,7 @@ impl BalanceRound<'_> {
                 .0
                 .total_cmp(&load_of_part(&parts[b]).0)
         });
+
         let mut busiest_first: Vec<usize> = (0..parts.len()).collect();
         busiest_first.sort_by(|&a, &b| {
             load_of_part(&parts[b])
@@ -271,6 +278,7 @@ impl BalanceRound<'_> {
                 .map(ran_cycles_of)
                 .max()
         };
+
         let recorded_load = |cpu: u32| self.loads[cpu as usize];
         let compare_loads = |a: &u32, b: &u32| {
             recorded_load(*a)
@@ -279,11 +287,13 @@ impl BalanceRound<'_> {
         };
         let (mut targets, mut sources) = (target_cpus.to_vec(), source_cpus.to_vec());
         targets.sort_by(compare_loads);
+
         // Among equal CPUs, the last comes first.
         sources.reverse();
         sources.sort_by(|a, b| compare_loads(b, a));
         let is_moving = |slot: &Slot| self.moves.iter().any(|(other, _)| other == slot);
         let mut is_barred = false;
+
         for &source in &sources {
             let movable_tasks: Vec<Slot> = view
                 .waiting_tasks(source)
@@ -295,10 +305,12 @@ impl BalanceRound<'_> {
             if self.min_gain < 1.0 && movable_tasks.len() < view.count_waiting(source) {
                 return Pull::NoTask;
             }
+
             for &target in &targets {
                 if is_barred && recorded_load(source) <= recorded_load(target) {
                     break;
                 }
+
                 let is_movable = |slot: &Slot| {
                     view.is_allowed_on(*slot, target)
                         && view.weight(*slot) * self.min_gain <= imbalance + 1e-9
@@ -311,6 +323,7 @@ impl BalanceRound<'_> {
                 {
                     return Pull::Possible(slot, source, target);
                 }
+
                 if movable_tasks
                     .iter()
                     .all(|&slot| view.is_allowed_on(slot, target))
@@ -324,6 +337,7 @@ impl BalanceRound<'_> {
                 is_barred = true;
             }
         }
+
         Pull::BarredByAffinity
     }
 }
@@ -343,6 +357,7 @@ impl CpuScheduler for LinuxLike {
         let home_min_virtual = home
             .filter(|&from| from != cpu)
             .map(|from| self.update_min_virtual(from, view));
+
         let slice = self.times.slice_cycles as i64;
         let task = slot_entry_mut(&mut self.tasks, slot);
         task.home_queue = Some(cpu);
@@ -433,6 +448,7 @@ impl CpuScheduler for LinuxLike {
             )
         };
         let source = candidates.min_by_key(nearest_busiest)?;
+
         let starvation_key = |slot: &Slot| {
             (
                 self.tasks.get(*slot).map_or(0, |task| task.run_cycles),

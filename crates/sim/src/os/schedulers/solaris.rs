@@ -39,6 +39,7 @@ fn dispatch_row(level: u8) -> DispatchTableRow {
         59 => (20, 10),
         _ => (40, 10),
     };
+
     let woken_level = match level {
         0..=9 => 50,
         10..=19 => 51,
@@ -108,6 +109,7 @@ impl SolarisTimeSharing {
     fn lowest_level_cpu(&self, slot: Slot, view: &SchedulerView<'_>) -> u32 {
         let domains = view.domains();
         let last_cpu = view.last_cpu(slot).unwrap_or(0);
+
         view.best_cpu(slot, |cpu| {
             let running_level = view
                 .running_task(cpu)
@@ -143,6 +145,7 @@ impl CpuScheduler for SolarisTimeSharing {
                 self.lowest_level_cpu(slot, view)
             };
         }
+
         // Like `setbackdq`, compares the queue with that of the next CPU of the partition.
         let level = self.level_of(slot);
         let cpus = view.domains().cpu_count();
@@ -151,6 +154,7 @@ impl CpuScheduler for SolarisTimeSharing {
             .into_iter()
             .find(|&cpu| view.is_open(cpu) && view.is_allowed_on(slot, cpu))
             .unwrap_or(home_cpu);
+
         let max_difference = if level >= STRICT_BALANCE_LEVEL { 1 } else { 2 };
         let excess_at_home = self
             .count_waiting_at(home_cpu, level, view)
@@ -267,6 +271,7 @@ mod tests {
             )
         };
         assert_eq!(row_fields(0), (200, 0, 50, 0, 50));
+
         assert_eq!(row_fields(9), (200, 0, 50, 0, 50));
         assert_eq!(row_fields(10), (160, 0, 51, 0, 51));
         assert_eq!(row_fields(29), (120, 19, 52, 0, 52));

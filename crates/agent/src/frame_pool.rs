@@ -157,10 +157,10 @@ mod tests {
     #[test]
     fn no_slot_is_lost_or_given_twice() {
         let mut memory = vec![0; 300];
+
         let mut stock = FramePool::new(&mut memory);
         let mut free_slots: Vec<u32> = Vec::new();
         let mut seed = 9u64;
-
         for _ in 0..20_000 {
             seed = seed
                 .wrapping_mul(6_364_136_223_846_793_005)

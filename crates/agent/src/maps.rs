@@ -141,8 +141,8 @@ pub fn read_ranges(
     if fd < 0 {
         return;
     }
-    let (mut mapping_filter, mut filled_bytes) = (MappingFilter::default(), 0);
 
+    let (mut mapping_filter, mut filled_bytes) = (MappingFilter::default(), 0);
     loop {
         let free_buffer = &mut buffer[filled_bytes..];
         // SAFETY: the kernel writes at most as many bytes as the buffer has left.

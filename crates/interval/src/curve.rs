@@ -320,8 +320,8 @@ fn fill_windows(
     stream_insertion: f64,
 ) {
     let stream_fills = f64::from(nodes[nodes.len() - 1].fills_per_instr);
-    let mut window = 0.0f64;
 
+    let mut window = 0.0f64;
     for index in 1..nodes.len() {
         let fills = 0.5
             * (f64::from(nodes[index - 1].fills_per_instr)

@@ -535,8 +535,8 @@ impl RunQueues {
             .iter()
             .map(|&slot| self.tasks[slot as usize].wake_cycle)
             .filter(|wake| *wake > now);
-        let mut turn_end = wake_cycles.fold(f64::INFINITY, f64::min);
 
+        let mut turn_end = wake_cycles.fold(f64::INFINITY, f64::min);
         for &slot in &tasks {
             let task = &mut self.tasks[slot as usize];
             // A task that slept catches up by at most one slice.

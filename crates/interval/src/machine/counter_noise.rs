@@ -62,8 +62,8 @@ pub fn draw_readings(
         .max(1) as f64;
     let turns_per_group = (window_ns / TURN_NS / group_count).max(1.0);
     let slow_error = noise.advance(errors.autocorrelation) * errors.noise;
-    let mut readings = Vec::with_capacity(true_counts.len());
 
+    let mut readings = Vec::with_capacity(true_counts.len());
     for &(event, count) in true_counts {
         let is_always_counted = has_fixed_counter(event) || group_count == 1.0;
         let noisy_count = if has_fixed_counter(event) {

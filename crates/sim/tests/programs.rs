@@ -242,6 +242,7 @@ fn instructions_per_access_and_code_are_as_declared() {
         let mut options = small_options(spec);
         options.footprint_bytes = options.footprint_bytes.map(|bytes| bytes + (1 << 20));
         let mut program = known_program(&spec.name, 5, &options);
+
         let (mut instructions, mut accesses) = (0, 0);
         let mut fetched = vec![false; (spec.code.bytes().div_ceil(LINE) + 1) as usize];
         let (mut counter, limit) = (CODE_BASE, CODE_BASE + spec.code.bytes());
@@ -250,6 +251,7 @@ fn instructions_per_access_and_code_are_as_declared() {
             let lines = fetched.iter().filter(|line| **line).count() as u64;
             (lines * LINE) as f64 / spec.code.bytes() as f64
         };
+
         // It takes time until functions in the tail of a steep profile are called.
         while accesses < 1_000_000 || accesses < 40_000_000 && covered_bytes(&fetched) < 0.8 {
             take_batches(&mut *program.threads[0], &mut batch);
@@ -499,6 +501,7 @@ fn groups_pass_written_lines_between_their_threads() {
                 line.1 |= access.kind() == AccessKind::Store;
             }
         }
+
         let shared = users
             .values()
             .filter(|(threads, written)| *written && threads.len() > 1);
@@ -510,6 +513,7 @@ fn groups_pass_written_lines_between_their_threads() {
         };
         let (inside_group, across): (Vec<_>, Vec<_>) =
             shared.partition(|(threads, _)| groups_of(threads).len() == 1);
+
         assert!(
             inside_group.len() >= 60,
             "{name}: {} lines of one group passed between its threads",

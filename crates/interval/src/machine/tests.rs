@@ -117,11 +117,13 @@ fn a_limit_of_bandwidth_holds_and_helps_the_others() {
             max_level,
             max_groups: 4,
         });
+
         let stream = || sample_job("stream", closed_form::stream_phase(64.0, LINES, 0.05));
         let jobs = vec![stream(), stream()];
         let mut machine = IntervalMachine::new(&spec, exact_options(), jobs).unwrap();
         let window = WindowLength::Time { ns: 1_000_000_000 };
         machine.set_first_window(window);
+
         let mut rates = |limit: Option<u32>| {
             let mut plan = Plan::idle(window);
             plan.bandwidth.extend(limit.map(|level| BandwidthLimit {

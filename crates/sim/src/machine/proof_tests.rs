@@ -47,6 +47,7 @@ fn counters_add_up_under_every_scheduler() {
             .collect();
         let results =
             run_alone(&mut SimMachine::new(&sample_spec(), &options, programs).unwrap()).unwrap();
+
         for task in &results.tasks {
             for level in &task.levels {
                 assert_eq!(

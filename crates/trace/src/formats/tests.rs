@@ -374,6 +374,7 @@ fn records_before_damage_are_returned_before_its_error() {
             _ => b"no\tline",
         };
         bytes.extend_from_slice(damage);
+
         let mut reader = open_input(boxed_input(&bytes), "in", Some(format)).unwrap();
         let (mut batch, mut record_count) = (Vec::new(), 0);
         let result = loop {
@@ -382,6 +383,7 @@ fn records_before_damage_are_returned_before_its_error() {
                 end => break end,
             }
         };
+
         assert_eq!(
             (result.is_err(), record_count),
             (true, intact_records),

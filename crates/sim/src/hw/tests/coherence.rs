@@ -212,6 +212,7 @@ fn load_traffic(hw: &mut Hardware, dice: &mut TestRng) {
                 _ => Access::load(address, 2),
             }
         };
+
         let accesses = (0..400).map(|_| draw_test_access(dice)).collect();
         hw.load(
             CpuId(cpu),

@@ -228,12 +228,14 @@ fn requests_in_flight_bound_a_stream_by_littles_law() {
                 requests_in_flight: Some(depth),
                 turnaround_cycles: 0,
             };
+
             let options = HwOptions {
                 is_prefetch_enabled: prefetch,
                 ..HwOptions::default()
             };
             let hw = Hardware::new(&spec, options).unwrap();
             let (hw, _) = run_thread(hw, stream_loads(20_000), true, 400_000);
+
             let rate = hw.memory_counters(0).read_bytes as f64 / 400_000.0;
             let bound = f64::from(depth) * 64.0 / 200.0;
             assert!(
@@ -520,6 +522,7 @@ fn chained_accesses_wait_and_the_window_ends_their_overlap() {
             mshrs: 64,
             loads_pass: true,
         };
+
         let mut hw = build_hardware(&spec);
         let chains = 6_000;
         let load_chain = |at: u64| {
@@ -535,6 +538,7 @@ fn chained_accesses_wait_and_the_window_ends_their_overlap() {
             scripted_thread(0, 0, (0..chains).flat_map(load_chain).collect(), false),
             0,
         );
+
         let (threads, last) = finish(&mut hw, 100_000_000);
         assert_balanced(&threads[0].counters);
         // A chain leaves the window 600 cycles after it entered, and this many are in the window.

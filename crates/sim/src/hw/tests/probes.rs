@@ -352,6 +352,7 @@ fn an_access_that_was_never_simulated_is_never_reported() {
         spec.prefetchers = vec![PrefetcherSpec::AdjacentLine {
             level: CacheLevel::L1Data,
         }];
+
         let all_probes = || Probes {
             trace: Some(TraceProbe {
                 max_entries: 100_000,
@@ -369,12 +370,14 @@ fn an_access_that_was_never_simulated_is_never_reported() {
             }),
             ..Probes::default()
         };
+
         // Even lines only, so that the lines that the prefetcher brings in addition were not requested.
         let mut dice = TestRng::new(11);
         let accesses: Vec<Access> = (0..20_000)
             .map(|_| Access::load(dice.draw_below(2_000) * 128, 1))
             .collect();
         let finished = run_probed(&spec, accesses, all_probes());
+
         let (trace, samples) = (
             finished.probes.trace.unwrap(),
             finished.probes.samples.unwrap(),

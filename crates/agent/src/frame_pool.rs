@@ -157,7 +157,6 @@ mod tests {
     #[test]
     fn no_slot_is_lost_or_given_twice() {
         let mut memory = vec![0; 300];
-
         let mut stock = FramePool::new(&mut memory);
         let mut free_slots: Vec<u32> = Vec::new();
         let mut seed = 9u64;

@@ -587,8 +587,8 @@ impl Agent {
     /// Counts resident pages for a while, and re-colors those with a wrong frame.
     fn continue_pass(&mut self) {
         let start_ns = sys::now_ns();
-
         let mut now_ns = start_ns;
+
         while now_ns - start_ns < SLICE_NS {
             let Some(&range) = self.ranges.as_slice().get(self.residency_scan.range) else {
                 self.residency_scan.spent_ns += now_ns - start_ns;

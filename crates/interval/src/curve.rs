@@ -478,8 +478,8 @@ fn interpolate_monotone(
         }
     };
     let low_slope = end_slope(before.map(|before| (low.0 - before.0, secant_slope(before, low))));
-
     let high_slope = end_slope(after.map(|after| (after.0 - high.0, secant_slope(high, after))));
+
     let t = (position - low.0) / width;
     let (complement, product) = (1.0 - t, t * (1.0 - t));
     low.1 * complement * complement * (1.0 + 2.0 * t)

@@ -31,8 +31,8 @@ pub fn divide_cache(units: u32, masks: &[IndexSet], is_shared: bool) -> CacheDiv
             });
         part_of_mask.push(index.min(crate::occupancy::MAX_DOMAINS - 1) as u8);
     }
-
     distinct_masks.truncate(crate::occupancy::MAX_DOMAINS);
+
     // Parts that overlap, directly or through others, are in one group. The first group is empty unless some tasks
     // may use the whole cache.
     let mut group_by_mask: Vec<usize> = (0..distinct_masks.len()).collect();

@@ -317,8 +317,8 @@ impl IntervalMachine {
                 let package_of_cpu =
                     |cpu: u32| cpu / (self.spec.cores_per_package * self.spec.contexts_per_core);
                 let coherence = &self.spec.coherence;
-
                 let memory_cycles = self.spec.memory.local_latency_cycles;
+
                 let cycles = if is_same_cache {
                     self.spec
                         .last_level_cache()

@@ -270,8 +270,8 @@ mod tests {
                 line.lifted_level,
             )
         };
-        assert_eq!(row_fields(0), (200, 0, 50, 0, 50));
 
+        assert_eq!(row_fields(0), (200, 0, 50, 0, 50));
         assert_eq!(row_fields(9), (200, 0, 50, 0, 50));
         assert_eq!(row_fields(10), (160, 0, 51, 0, 51));
         assert_eq!(row_fields(29), (120, 19, 52, 0, 52));

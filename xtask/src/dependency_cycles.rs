@@ -97,7 +97,7 @@ fn crate_paths(text: &str) -> Vec<String> {
     paths
 }
 
-/// The length of a path with its groups.
+/// The bytes of a path with its groups, at the start of `text`.
 fn tree_length(text: &str) -> usize {
     let mut depth = 0;
     for (index, c) in text.char_indices() {
@@ -137,7 +137,7 @@ fn expand(tree: &str, paths: &mut Vec<String>) {
     }
 }
 
-/// `None` if no file has this path.
+/// The file with the longest part of this path; `None` if there is none.
 fn resolve_path(module: &Module, path: &str, modules: &BTreeSet<Module>) -> Option<Module> {
     let mut current = module.clone();
     for (position, part) in path.split("::").enumerate() {

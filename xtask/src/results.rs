@@ -231,7 +231,7 @@ fn read_figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
     Ok(records)
 }
 
-/// Pages by path.
+/// The path and the text of each page.
 fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     let path = root.join(RESULTS_DIR).join("findings.toml");
     let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
@@ -480,7 +480,7 @@ impl<'a> FigureOrigin<'a> {
     }
 }
 
-/// Origins in the order of the figures.
+/// Each once, in the order of the figures.
 fn figure_origins<'a>(figures: &[&'a ResultRecord]) -> Vec<FigureOrigin<'a>> {
     let mut origins = Vec::new();
     for origin in figures

@@ -218,7 +218,7 @@ fn next_program(queue: &Mutex<Vec<TestProgram>>, prefers_host: bool) -> Option<T
     }
 }
 
-/// Runs one program and adds its results.
+/// One test at a time, so that each one's CPU time is known.
 fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mutex<TestSummary>) {
     let spawn_result = Command::new(&program.executable)
         .args([

@@ -50,7 +50,7 @@ pub struct FramePool<'a> {
 }
 
 impl<'a> FramePool<'a> {
-    /// A pool in which all slots are empty.
+    /// `next_slots` has an entry for each slot; at first, all are empty.
     pub fn new(next_slots: &'a mut [u32]) -> Self {
         let half_count = next_slots.len() as u32 / 2;
         FramePool {
@@ -111,7 +111,7 @@ impl<'a> FramePool<'a> {
         self.slot_counts[list.index()]
     }
 
-    /// Number of frames of allowed colors.
+    /// `mask` has a bit for each allowed color.
     pub fn allowed_count(&self, mask: u64) -> u32 {
         (0..MAX_COLORS)
             .filter(|color| mask >> color & 1 == 1)
@@ -119,7 +119,7 @@ impl<'a> FramePool<'a> {
             .sum()
     }
 
-    /// Number of all frames held.
+    /// Frames of any color, known or not.
     pub fn held_count(&self) -> u32 {
         self.slot_counts[..=COLORS + 1].iter().sum()
     }

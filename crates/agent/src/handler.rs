@@ -471,7 +471,7 @@ impl Agent {
         parse_frame(self.pagemap_entries[0])
     }
 
-    /// Reads the page map entries of `pages` pages from `start` on.
+    /// Gives the number of entries read: fewer at the end, and 0 after an error.
     fn read_entries(&mut self, start: u64, pages: usize) -> usize {
         let args = [
             self.files.pagemap_fd as usize,

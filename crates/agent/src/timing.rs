@@ -284,7 +284,7 @@ impl ReferenceSet {
             .for_each(|page| unsafe { load(page) });
     }
 
-    /// The reference frames of a color.
+    /// Addresses of the reference frames of one color.
     pub fn frames_of_color(&self, color: u32) -> impl Iterator<Item = *const u8> + Clone + '_ {
         self.page_addresses(color..color + 1)
     }

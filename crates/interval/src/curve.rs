@@ -105,7 +105,7 @@ impl PhaseCurves {
         self.lines_per_step * STEPS as f32
     }
 
-    /// Adds a checked phase, and returns the number of its curve.
+    /// The phase must have been checked; the other methods take the number that this returns.
     pub fn add(&mut self, phase: &ProgramPhase, line_bytes: f64, latency_cycles: f64) -> u32 {
         let step = f64::from(self.lines_per_step);
         let footprint = phase

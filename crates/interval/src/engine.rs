@@ -311,7 +311,8 @@ impl IntervalEngine {
         })
     }
 
-    /// Adds a checked program and returns its number.
+    /// The program must have been checked ([`PhasedProgram::check`]); the number is for adding its
+    /// tasks.
     pub fn add_program(&mut self, program: PhasedProgram) -> u32 {
         let latency = f64::from(self.memory.latency_cycles);
         let mut first_curve = u32::MAX;

@@ -185,7 +185,7 @@ pub struct MemorySystem {
 }
 
 impl MemorySystem {
-    /// Builds the memory system of a checked machine.
+    /// The machine must have been checked.
     pub fn new(spec: &MachineSpec, line_bytes: f64) -> Self {
         let (memory, scheduling_spec) = (&spec.memory, &spec.memory.scheduling);
         let latency_cycles = memory.local_latency_cycles as f32;

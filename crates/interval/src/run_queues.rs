@@ -133,7 +133,7 @@ impl RunQueues {
         }
     }
 
-    /// Adds a task in a free or a new slot.
+    /// `slot` is free, or the next after the last.
     pub fn add(&mut self, slot: u32, allowed_cpus: CpuSet, demand: f64, period_cycles: f64) {
         let task = QueuedTask {
             allowed_cpus,
@@ -197,7 +197,8 @@ impl RunQueues {
         }
     }
 
-    /// Takes a CPU offline or online.
+    /// Tasks of a CPU that goes offline move elsewhere, and tasks without a CPU take one that comes
+    /// back.
     pub fn set_online(&mut self, cpu: u32, is_online: bool) {
         self.queues[cpu as usize].is_online = is_online;
         if !is_online {
@@ -575,7 +576,7 @@ impl RunQueues {
         (queue.turn_start, queue.turn_end) = (now, turn_end);
     }
 
-    /// Starts the next gang's turn.
+    /// After the last gang comes the first.
     fn start_next_gang(&mut self, index: usize, now: f64) {
         let rotation = &mut self.rotations[index];
         let gang_count = rotation.gangs.len().max(1);
@@ -637,7 +638,6 @@ impl RunQueues {
         self.cache_of_cpu[cpu as usize] = cache;
         self.changed_slots.extend(&self.queues[cpu as usize].tasks);
     }
-    /// One CPU's queue.
     pub fn queued_tasks(&self, cpu: u32) -> &[u32] {
         &self.queues[cpu as usize].tasks
     }

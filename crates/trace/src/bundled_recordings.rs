@@ -47,7 +47,7 @@ pub fn bundled_recordings() -> Vec<(String, PathBuf)> {
     find_recordings_in(&recording_dirs())
 }
 
-/// The bundled recording of a program.
+/// The file, for a name that [`bundled_recordings`] lists.
 ///
 /// # Errors
 /// [`TraceError::Unknown`] with the known names and the nearest one; [`TraceError::NoRecordings`].

@@ -121,7 +121,7 @@ fn remedy_hint(remedy: &Option<String>) -> String {
 }
 
 impl TraceError {
-    /// Builds the error of an operation on a file.
+    /// For `map_err`; `operation` is a verb that the message puts before the file.
     pub fn io_error(
         file: &str,
         operation: &'static str,

@@ -60,7 +60,7 @@ pub use source::CmtSource;
 
 /// A trace, read batch by batch in constant memory.
 pub trait TraceReader: Send {
-    /// The metadata of the trace.
+    /// Known before the first record is read.
     fn header(&self) -> &TraceHeader;
 
     /// Replaces `batch` by the next records (at most 65 536, and at least one before the end); `false` at the end.

@@ -28,7 +28,8 @@ pub struct AccessRecord {
 }
 
 impl AccessRecord {
-    /// The record as an access of a sample, with lines of `1 << line_shift` bytes.
+    /// In lines of `1 << line_shift` bytes; its distance, and whether a branch waited for it, stay
+    /// unknown.
     pub fn to_sampled(&self, line_shift: u32) -> SampledAccess {
         SampledAccess {
             line: self.address >> line_shift,
@@ -102,7 +103,7 @@ impl L1Filter {
         Ok(filter)
     }
 
-    /// The number of sets of the filter.
+    /// A power of two in a filter that was checked.
     pub fn sets(&self) -> u64 {
         self.size_bytes / (u64::from(self.ways) * u64::from(self.line_bytes)).max(1)
     }

@@ -246,7 +246,7 @@ impl RunLogReader {
         })
     }
 
-    /// Reads the next complete line.
+    /// An incomplete line, as at the end of a truncated log, is an error.
     fn read_line(&mut self) -> Result<(), TraceError> {
         self.line.clear();
         self.line_number += 1;

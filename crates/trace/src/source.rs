@@ -142,12 +142,12 @@ impl CmtSource {
     pub fn failure(&self) -> Option<&TraceError> {
         self.failure.as_ref()
     }
-    /// The number of the thread's records in one round.
+    /// A round is one pass through the recording; only the thread's records count.
     pub fn records_per_round(&self) -> u64 {
         self.records_per_round
     }
 
-    /// The number of instructions that one round executes.
+    /// As many as records if the recording does not know its instructions.
     pub fn instructions_per_round(&self) -> u64 {
         self.instructions_per_round
     }

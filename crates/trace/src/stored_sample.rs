@@ -52,7 +52,6 @@ struct StoredPhase {
     accesses: String,
 }
 
-/// Writes a sample.
 pub(crate) fn serialize<S: Serializer>(
     sample: &Option<StreamSample>,
     serializer: S,

@@ -23,7 +23,8 @@ fn step_growth(change: f32) -> f64 {
 }
 
 impl IntervalEngine {
-    /// Advances a cache to the present.
+    /// One step to the present: what its tasks did since the last, then their demand and waits
+    /// until the next.
     pub(super) fn advance_cache(&mut self, model_index: usize) {
         let change = self.advance_model(model_index);
         let has_new_phase = self.advance_phases(model_index);

@@ -199,7 +199,6 @@ impl IntervalMachine {
         Ok(())
     }
 
-    /// Passes the gangs in force to the run queues.
     pub(super) fn pass_gangs_to_queues(&mut self) {
         let build_rotation = |schedule: &GangSchedule| {
             let slot_and_cpu = |&(task, cpu): &(TaskId, Option<CpuId>)| {

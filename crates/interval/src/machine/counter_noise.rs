@@ -29,7 +29,7 @@ impl NoiseState {
         }
     }
 
-    /// Advances the noise by one window.
+    /// By one window; the slow component has a variance of 1.
     fn advance(&mut self, autocorrelation: f64) -> f64 {
         let innovation = self.generator.draw_normal();
         self.slow_component = autocorrelation * self.slow_component
@@ -45,7 +45,8 @@ fn has_fixed_counter(event: CounterEvent) -> bool {
     )
 }
 
-/// Readings of one window, given the true counts.
+/// Sorted by event. If more events are counted than there are counters, each is counted in a part
+/// of the window only.
 pub fn draw_readings(
     true_counts: &[(CounterEvent, f64)],
     counter_count: u32,

@@ -461,7 +461,6 @@ impl IntervalMachine {
         }
     }
 
-    /// Runs one window and returns how it ended.
     fn run_window(&mut self) -> WindowEnd {
         let mut window_end = self.now_ns + self.window_ns();
         if let Some(length) = self.options.length_ns {

@@ -114,7 +114,6 @@ impl Burst {
                 .is_some_and(|thread| !thread.probes.overflows.is_empty())
     }
 
-    /// Issues `count` instructions of the next record.
     #[inline]
     pub fn issue_instructions(
         &mut self,

@@ -63,7 +63,7 @@ impl PendingFills {
             .fold(0, |bits, entry| bits | 1 << (entry.0 % 64));
         self.sweep_threshold = (2 * self.fills.len()).clamp(MIN_SWEEP_THRESHOLD, MAX_PENDING);
     }
-    /// Whether the line's data has arrived by `tick`.
+    /// A line without a pending fill has arrived.
     #[inline]
     pub fn has_arrived(&self, line: u64, tick: u64) -> bool {
         self.pending_fill(line)

@@ -283,7 +283,7 @@ impl HwContext {
         self.oldest_load = NO_LOAD;
     }
 
-    /// Drops misses that have returned.
+    /// Frees the MSHRs of misses that have returned by `now`.
     pub fn drop_returned_misses(&mut self, now: u64) {
         if self.first_return_tick > now {
             return;

@@ -94,7 +94,7 @@ pub(crate) enum CoreKindName {
 }
 
 impl CoreKindName {
-    /// One kind for all cores.
+    /// [`CoreKindName::Any`] unless a compiled kind fits the first-level caches and the page size.
     pub fn from_machine(machine: &MachineSpec) -> Self {
         let first_level_cache = |level| machine.caches.iter().find(|cache| cache.level == level);
         let (Some(data), Some(code)) = (

@@ -44,7 +44,7 @@ pub struct LevelCounts {
 }
 
 impl LevelCounts {
-    /// Misses of all causes.
+    /// The sum over the causes, because each miss has one.
     pub fn all_misses(&self) -> u64 {
         self.misses.iter().sum()
     }
@@ -132,7 +132,7 @@ pub struct TaskCounters {
 }
 
 impl TaskCounters {
-    /// Whole cycles on a processor.
+    /// Cycles on a processor, rounded down.
     pub fn cycles(&self) -> u64 {
         self.ticks / self.ticks_per_cycle.max(1)
     }

@@ -57,7 +57,6 @@ impl HwContext {
         Some(BurstOutcome::Blocked)
     }
 
-    /// The first deferred access that is due.
     fn first_due_index(&self, now: u64) -> Option<usize> {
         self.deferred_accesses
             .iter()

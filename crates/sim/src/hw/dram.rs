@@ -26,7 +26,7 @@ struct RequestSlots {
 }
 
 impl RequestSlots {
-    /// The slot that is free first, and the ticks until it is free.
+    /// The slot's number, and the ticks until it is free, 0 if it is.
     fn first_free_slot(&self, tick: u64) -> (usize, u64) {
         let first_return = self
             .return_ticks
@@ -38,7 +38,6 @@ impl RequestSlots {
         })
     }
 
-    /// Taken slots in thousandths.
     fn taken_slots_permille(&self, tick: u64) -> u64 {
         let used_slots = self
             .return_ticks

@@ -339,7 +339,6 @@ impl CoreFrontEnd {
         }
     }
 
-    /// Handles an access that is not a plain hit, at its tick.
     #[inline(always)]
     fn handle_non_plain_access<K: CoreKind>(
         &mut self,

@@ -89,7 +89,7 @@ impl PageIndex {
         u64::from(self.index_bits_by_frame[index] - 1) << self.frame_bits | frame
     }
 
-    /// Drops a frame's name, and returns it.
+    /// The frame then has no name; one that had none is named by its own number.
     pub fn take_name(&mut self, frame: u64) -> u64 {
         let stored_bits = self
             .index_bits_by_frame

@@ -98,7 +98,7 @@ impl BandwidthServer {
             >> FRACTION_BITS
     }
 
-    /// Ticks are rounded.
+    /// Rounded to the nearest tick.
     pub fn busy_ticks(&self, bytes: u64) -> u64 {
         (bytes * self.ticks_per_byte + (1 << (FRACTION_BITS - 1))) >> FRACTION_BITS
     }

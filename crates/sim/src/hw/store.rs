@@ -354,7 +354,7 @@ impl TagStore {
         self.words[tag_index + self.layout.ways] = meta.0;
     }
 
-    /// Makes the line at `tag_index` the most recent of its set.
+    /// The line becomes the most recent of its set; under random replacement, nothing changes.
     #[inline(always)]
     pub fn touch(&mut self, line: u64, tag_index: usize) {
         match self.replacement {
@@ -580,7 +580,7 @@ impl TagStore {
         })
     }
 
-    /// Removes the line at `tag_index`.
+    /// The way becomes empty; a modified line is not written back here.
     pub fn remove(&mut self, tag_index: usize) {
         self.words[tag_index] = 0;
         self.set_meta(tag_index, LineMeta(0));

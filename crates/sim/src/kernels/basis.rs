@@ -463,7 +463,7 @@ impl Basis {
         (record.parent, record.next_sibling, record.previous_sibling) = (parent, first_child, NONE);
     }
 
-    /// Computes a node's potential from its parent's.
+    /// From its parent's, which must be current.
     pub fn set_potential(&mut self, node: u32) {
         let BasisNode {
             parent,

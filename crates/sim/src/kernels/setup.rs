@@ -115,7 +115,7 @@ impl Region {
         address >= self.base && address - self.base < self.bytes
     }
 
-    /// Elements have `size` bytes each.
+    /// Elements have `size` bytes each; one outside of the region is an error of the kernel.
     #[inline]
     pub(crate) fn element_address(&self, index: u64, size: u64) -> u64 {
         debug_assert!(
@@ -258,7 +258,7 @@ impl<'a> KernelSetup<'a> {
         self.add_member(0, 0, kernel);
     }
 
-    /// Adds a thread of a group, at this index within the group.
+    /// With `regroup_after`, group and index also say which group the thread works for later.
     pub fn add_member(
         &mut self,
         group: u32,

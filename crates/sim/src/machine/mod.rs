@@ -396,7 +396,6 @@ impl SimMachine {
             .map_or(u64::MAX, |length| self.cycle_of_limit(length))
     }
 
-    /// Runs one window, and returns the reason for its end.
     fn run_window(&mut self) -> Result<WindowEnd, MachineError> {
         let window_end = self.system.now().saturating_add(self.window_cycles());
 

@@ -231,7 +231,7 @@ impl System {
         (0..self.dispatcher.cpu_count()).find(runs_slot)
     }
 
-    /// All counts so far.
+    /// Includes page faults, system calls and switches, which the operating system counts.
     pub fn task_counters(&self, slot: Slot) -> TaskCounters {
         let mut counters = self
             .thread(slot)

@@ -375,7 +375,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Appends only the block's addresses.
+    /// The addresses of [`Self::decode`], without the rest of the records.
     pub(super) fn decode_addresses(&self, batch: &mut Vec<u64>) {
         let mut previous_addresses = vec![0u64; self.threads.len() / 4];
         let (mut position, mut address_offset) = (0, 0);

@@ -168,7 +168,7 @@ impl<R: Read> CmtReader<R> {
     pub fn first_damage(&self) -> Option<&TraceError> {
         self.damage.as_ref()
     }
-    /// The number of the next record that will be read.
+    /// How many records precede the one that is read next.
     pub fn next_record(&self) -> u64 {
         self.next_record
     }

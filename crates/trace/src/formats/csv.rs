@@ -87,7 +87,7 @@ impl CsvSyntax {
     }
 }
 
-/// The first of the known separators in a line.
+/// A comma if there is none.
 fn find_separator(line: &[u8]) -> u8 {
     let separator = line.iter().find(|byte| b",;\t".contains(byte));
     separator.copied().unwrap_or(b',')

@@ -58,7 +58,7 @@ impl ImportCounts {
         thread.instructions += 1;
     }
 
-    /// The record of the next access.
+    /// Its gap is what the thread has executed since its last access.
     pub(super) fn record_access(
         &mut self,
         tid: u64,
@@ -79,7 +79,7 @@ impl ImportCounts {
         }
     }
 
-    /// The totals at the end of the trace.
+    /// A single thread is not listed.
     fn totals(&self) -> TraceTotals {
         let sum = self.threads.iter().map(|thread| thread.instructions).sum();
         let totals = |(index, thread): (usize, &ImportedThread)| ThreadTotals {
@@ -151,7 +151,7 @@ impl<S> ImportReader<S> {
         }
     }
 
-    /// Counts a batch, and returns whether it is not the end.
+    /// `false` for an empty batch, which is the end and fixes the totals.
     fn count_batch(&mut self, records: usize) -> bool {
         self.counts.records += records as u64;
         if records == 0 {

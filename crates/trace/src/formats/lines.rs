@@ -88,7 +88,7 @@ impl<R: Read> LineReader<R> {
         &self.line
     }
 
-    /// The error for the current line.
+    /// The message shows at most 60 bytes of the current line.
     pub(super) fn line_error(&self, expected: impl Into<String>) -> TraceError {
         let shown_bytes = &self.line[..self.line.len().min(60)];
         let dots = if self.line.len() > shown_bytes.len() {
@@ -126,7 +126,7 @@ pub(super) fn parse_hex(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// Parses the decimal digits of a size.
+/// `None` unless the digits are a decimal number below 65,536.
 pub(super) fn parse_size(digits: &[u8]) -> Option<u16> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }

@@ -114,7 +114,7 @@ pub(super) fn drmemtrace_reader<R: Read>(input: R, file: String) -> ImportReader
 }
 
 impl<R> ImportReader<TextSource<R>> {
-    /// The input, for control.
+    /// For a recording, which asks its input to stop the program.
     pub(crate) fn input_mut(&mut self) -> &mut R {
         self.source.lines.input_mut()
     }

@@ -337,7 +337,7 @@ impl ChunkDecoder {
         }
     }
 
-    /// The data accesses of all threads so far.
+    /// Threads whose accesses are unknown do not count.
     pub(super) fn accesses(&self) -> u64 {
         self.threads
             .iter()

@@ -80,7 +80,7 @@ impl<'a> FifoReader<'a> {
         self.stop_time.is_some()
     }
 
-    /// Waits for the program, and returns its status.
+    /// Reads the account of its children first, which goes with the zombie.
     pub(super) fn wait(&mut self) -> std::io::Result<ExitStatus> {
         if self.exit_time.is_none() {
             self.observe_end(WaitIdOptions::empty())?;

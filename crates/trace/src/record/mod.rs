@@ -423,7 +423,6 @@ impl Recorder {
         command
     }
 
-    /// Reads chunks to the end.
     fn capture_chunks(
         &self,
         fifo: &mut FifoReader<'_>,

@@ -114,7 +114,8 @@ fn check_tool(library: &Path) -> Result<(), TraceError> {
         })
 }
 
-/// The directory with the tool for this source and this Valgrind.
+/// The directory with the tool for this source and this Valgrind, from the cache if it was built
+/// before.
 fn build_tool(valgrind: &str) -> Result<PathBuf, TraceError> {
     let key = xxhash_rust::xxh3::xxh3_64([SOURCE, MAKEFILE, valgrind].join("\0").as_bytes());
     let cache_dir = cachemate_files::cache_dir();

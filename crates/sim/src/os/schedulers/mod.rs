@@ -88,7 +88,6 @@ pub(crate) trait CpuScheduler: Send {
     fn steal(&mut self, cpu: u32, view: &SchedulerView<'_>) -> Option<Slot>;
 }
 
-/// Builds a scheduler in its initial state.
 pub(crate) fn build_scheduler(kind: SchedulerKind, times: SchedulerTimes) -> Box<dyn CpuScheduler> {
     match kind {
         SchedulerKind::Linux => Box::new(LinuxLike::new(times)),

@@ -129,7 +129,7 @@ impl Pipeline {
     /// Builds the profilers, predictor, policy and verifier that the configuration names.
     ///
     /// # Errors
-    /// Returns an error if the policy is not in the registry, or does not accept its parameters.
+    /// The policy is not in the registry, or does not accept its parameters.
     pub fn build(config: PipelineConfig) -> Result<Self, PolicyError> {
         let PolicyConfig {
             name,

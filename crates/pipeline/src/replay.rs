@@ -219,7 +219,7 @@ pub struct ReplayExtent {
 /// differs ends the replay. A log that was cut is replayed up to the cut.
 ///
 /// # Errors
-/// Returns a [`ReplayError`]; the windows before the error have been passed to `visit_window`.
+/// The windows before a [`ReplayError`] have been passed to `visit_window`.
 pub fn replay(
     log: RunLogReader,
     other_policy: Option<PolicyConfig>,

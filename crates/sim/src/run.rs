@@ -8,7 +8,7 @@ use crate::results::RunResults;
 /// Runs a machine to its end under the default scheduler, without a control loop, for baselines and solo runs.
 ///
 /// # Errors
-/// Returns an error if [`SimMachine`]'s `observe` fails.
+/// Those of [`SimMachine`]'s `observe`.
 pub fn run_alone(machine: &mut SimMachine) -> Result<RunResults, MachineError> {
     while machine.observe()?.is_some() {}
     Ok(machine.collect_results())

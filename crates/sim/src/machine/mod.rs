@@ -126,7 +126,7 @@ impl SimMachine {
     /// Builds a machine with these programs.
     ///
     /// # Errors
-    /// Returns an error for the first field of the specification that cannot be simulated.
+    /// The first field of the specification that cannot be simulated.
     pub fn new(
         spec: &MachineSpec,
         options: &SimOptions,

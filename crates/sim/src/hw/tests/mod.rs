@@ -143,7 +143,7 @@ pub(crate) fn run_thread(
     (hw, thread)
 }
 
-/// Returns the counters of all tasks, and the counters and lines of all caches.
+/// The counters of all tasks, and the counters and lines of all caches.
 pub(crate) type HardwareState = (
     Vec<TaskCounters>,
     Vec<(CacheCounters, Vec<(u64, store::LineMeta)>)>,

@@ -2,7 +2,9 @@
 # Prepares this machine for a target: checks the Rust version, then the Debian packages.
 # With root rights (or sudo without a password) and a network, missing packages are installed. Otherwise the script lists
 # what is missing, and what works without it. It changes nothing else.
-# Usage: setup.sh build|demo|test|wheel
+# On a terminal it asks first, because whoever builds a program need not want packages on the whole host. YES=1 agrees
+# beforehand, and nobody is asked where nobody could answer: without a terminal, or with CI set.
+# Usage: [YES=1] setup.sh build|demo|test|wheel
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -39,6 +41,7 @@ for package in $packages; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
 done
 [ -z "$missing" ] && exit 0
+without='without Valgrind, cachemate works on its shipped recordings; without a C compiler it cannot be built'
 
 if ! command -v apt-get >/dev/null 2>&1; then
     echo "missing (this is not a Debian system, install their equivalents):$missing" >&2
@@ -51,8 +54,19 @@ elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
 else
     echo "missing, and no root to install them:$missing" >&2
     echo "  apt-get install$missing" >&2
-    echo "without Valgrind, cachemate works on its shipped recordings; without a C compiler it cannot be built" >&2
+    echo "$without" >&2
     exit 0
+fi
+if [ -t 0 ] && [ -t 2 ] && [ "${YES:-}" != 1 ] && [ -z "${CI:-}" ]; then
+    printf 'install%s by apt-get? (y/N) ' "$missing" >&2
+    read -r answer || { answer=''; echo >&2; }
+    case "$answer" in
+        [yY] | [yY][eE][sS]) ;;
+        *)
+            printf 'not installed:%s\n%s\n' "$missing" "$without" >&2
+            exit 0
+            ;;
+    esac
 fi
 echo "installing:$missing" >&2
 export DEBIAN_FRONTEND=noninteractive
@@ -61,5 +75,5 @@ if ! { $as_root apt-get install -y --no-install-recommends $missing >/dev/null 2
     { $as_root apt-get update >/dev/null 2>&1 &&
         $as_root apt-get install -y --no-install-recommends $missing >/dev/null 2>&1; }; }; then
     echo "could not install (no network?):$missing" >&2
-    echo "without Valgrind, cachemate works on its shipped recordings" >&2
+    echo "$without" >&2
 fi

@@ -44,7 +44,6 @@ impl AccessSource for InjectedSource {
 
         for _ in 0..batch_turns {
             self.access_count += 1;
-
             match self.pattern {
                 InjectedPattern::Chase { lines } => {
                     // A full-period generator modulo a power of two (Hull and Dobell), whose values past the end are

@@ -151,9 +151,9 @@ impl LinuxLike {
                     .copied()
                     .chain(view.running_task(cpu))
             };
-
             let is_barred = |slot: Slot| cpus.iter().any(|&cpu| !view.is_allowed_on(slot, cpu));
             let is_restricted = cpus.iter().any(|&cpu| slots_on_cpu(cpu).any(is_barred));
+
             let mut parts: Vec<Vec<u32>> = Vec::new();
             for &cpu in &cpus {
                 let is_same_part = |part_cpus: &&mut Vec<u32>| {

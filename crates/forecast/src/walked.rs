@@ -322,9 +322,16 @@ impl PhaseWalker<'_> {
             // Misses that are too rare for the sample come one at a time.
             (misses, 0.0, misses * self.machine.memory_latency_cycles)
         };
-        let lines = demand_fills + prefetch_fills + writebacks;
+        let reads = demand_fills + prefetch_fills;
+        let bus_cycles = (reads + writebacks) * self.machine.cycles_per_line;
+        // A read holds one of the bus's slots for its latency. The walk, which requests prefetched lines in the past, does
+        // not see all that hold one.
+        let slot_cycles = match self.machine.max_reads {
+            Some(slots) => reads * self.machine.memory_latency_cycles / slots as f64,
+            None => 0.0,
+        };
         WalkedRates {
-            cycles: (hit_cycles + stall_cycles).max(lines * self.machine.cycles_per_line),
+            cycles: (hit_cycles + stall_cycles).max(bus_cycles).max(slot_cycles),
             demand_fills,
             prefetch_fills,
             writebacks,

@@ -32,6 +32,10 @@ use cachemate_locality::memory_queue::{LineSource, QueueSolution, QueueStation};
 
 /// Lines that a controller writes between two turnarounds of the bus.
 const WRITE_BATCH: f32 = 16.0;
+/// Sweeps over the servers of a machine whose bus has slots.
+const SLOT_SWEEPS: u32 = 4;
+/// Lines ahead below which a queue behind slots counts as empty.
+const EMPTY_QUEUE_LINES: f64 = 0.05;
 /// Minimum share of a task's time in which it does not wait for memory.
 const MIN_BUSY_SHARE: f32 = 0.02;
 
@@ -423,11 +427,11 @@ impl MemorySystem {
     ) {
         let packages = self.packages_per_node;
         let first_package = node as u32 * packages;
-        // A bus and its controller see each other's delay; two sweeps suffice, because every time step solves again.
-        let sweeps = if self.buses.is_empty() && self.read_slots.is_empty() {
-            1
-        } else {
-            2
+        // Servers see each other's delay; few sweeps suffice, because every time step solves again.
+        let sweeps = match (self.buses.is_empty(), self.read_slots.is_empty()) {
+            (true, true) => 1,
+            (false, true) => 2,
+            _ => SLOT_SWEEPS,
         };
 
         for _ in 0..sweeps {
@@ -514,9 +518,46 @@ impl MemorySystem {
             server.station.priority_share = f64::from((priority_lines / all_lines).min(1.0));
         }
         let solution = server.station.solve(&sources, server.solution.lines_ahead);
+        let solution =
+            self.behind_slots(node, only_package, server_kind, solution, server.solution);
         self.sources = sources;
         if let Some(target) = self.server_mut(node, only_package, server_kind) {
             *target = server.solved(solution);
+        }
+    }
+
+    /// A queue in which no more reads wait than the bus has slots: the others wait for a slot, and not here as well. The
+    /// longer lines wait here, the longer they hold their slots, and the fewer arrive; so half of the way to the new solution,
+    /// in orders of magnitude, is taken at once, because the whole way leads from an empty queue to a full one and back.
+    fn behind_slots(
+        &self,
+        node: usize,
+        package: Option<u32>,
+        server_kind: ServerKind,
+        solution: QueueSolution,
+        before: QueueSolution,
+    ) -> QueueSolution {
+        let slot_server = match server_kind {
+            ServerKind::ReadSlots => None,
+            _ => self.slot_server(
+                node,
+                package.unwrap_or(node as u32 * self.packages_per_node),
+            ),
+        };
+        let Some(slot_server) = slot_server else {
+            return solution;
+        };
+        // Packages of a node send to the same controller.
+        let groups = match (server_kind, self.buses.is_empty()) {
+            (ServerKind::Controller, false) => self.packages_per_node,
+            _ => 1,
+        };
+        let slots = f64::from(groups) * slot_server.station.servers;
+        let lines_ahead = solution.lines_ahead.min(slots).max(EMPTY_QUEUE_LINES);
+        QueueSolution {
+            lines_ahead: libm::sqrt(lines_ahead * before.lines_ahead.max(EMPTY_QUEUE_LINES)),
+            load: 0.5 * (solution.load + before.load),
+            in_flight: solution.in_flight.min(slots),
         }
     }
 

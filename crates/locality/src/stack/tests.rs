@@ -155,7 +155,7 @@ proptest! {
         picks in prop::collection::vec(any::<usize>(), 1..6),
     ) {
         let expected = mattson_histogram(lines.iter().copied());
-        let limits = FinderLimits { cap_lines, ..small_limits(FinderKind::default()) };
+        let limits = FinderLimits { cap_lines, ..small_limits(FORMS[cap_lines % FORMS.len()]) };
         let segment = by_segments(&lines, &cuts, &picks, limits).unwrap();
         let parts = segment.into_parts().unwrap();
         let near = |counts: &[(u64, u64)]| -> Vec<(u64, u64)> {

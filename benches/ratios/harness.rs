@@ -30,10 +30,13 @@ impl BenchClock {
     }
 }
 
-/// One contender: its name, its work (which returns a number that represents the result), and its targets.
+/// Computes the number that represents a result, after the clock has stopped.
+type Digest<'a> = Box<dyn FnOnce() -> u64 + 'a>;
+
+/// One contender: its name, its work, and its targets.
 pub struct Contender<'a> {
     pub name: String,
-    pub work: Box<dyn FnMut() -> u64 + 'a>,
+    pub work: Box<dyn FnMut() -> Digest<'a> + 'a>,
     /// Index of the contender with which this one is compared, and the minimum ratio of speeds, if there is a target.
     pub against: Option<(usize, Option<f64>)>,
     pub max_bytes: Option<u64>,
@@ -42,10 +45,23 @@ pub struct Contender<'a> {
 }
 
 impl<'a> Contender<'a> {
+    /// Describes work that returns a number, which represents its result.
     pub fn new(name: impl Into<String>, work: impl FnMut() -> u64 + 'a) -> Self {
+        Contender::with_digest(name, work, |number| number)
+    }
+
+    /// Describes work whose result is represented by a number that takes time to compute.
+    pub fn with_digest<T: 'a>(
+        name: impl Into<String>,
+        mut work: impl FnMut() -> T + 'a,
+        digest: fn(T) -> u64,
+    ) -> Self {
         Contender {
             name: name.into(),
-            work: Box::new(work),
+            work: Box::new(move || {
+                let result = work();
+                Box::new(move || digest(result))
+            }),
             against: None,
             max_bytes: None,
             min_millions: None,
@@ -109,8 +125,9 @@ pub fn compare(
         for turn in 0..count {
             let at = (turn + round) % count;
             let start = clock.now_s();
-            let (result, peak) = peak_bytes(&mut contenders[at].work);
+            let (digest, peak) = peak_bytes(&mut contenders[at].work);
             seconds[at].push(clock.now_s() - start);
+            let result = digest();
             peaks[at] = peak.max(peaks[at]);
             let earlier = results[at].replace(result);
             assert!(

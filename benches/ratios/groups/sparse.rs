@@ -20,14 +20,13 @@ fn run(options: &Options) -> Vec<ResultRow> {
             .iter()
             .map(|&line| mix_bits(line, 40))
             .collect();
-        let mut contenders = vec![Contender::new("olken", || {
-            fingerprint(&olken_histogram(lines))
-        })];
+        let olken = || olken_histogram(lines);
+        let mut contenders = vec![Contender::with_digest("olken", olken, fingerprint)];
         for simd in Simd::available() {
             let bar = (simd == Simd::detect_best()).then_some(6.0);
-            let work = move || fingerprint(&exact_histogram(simd, lines));
+            let work = move || exact_histogram(simd, lines);
             contenders.push(
-                Contender::new(simd.name(), work)
+                Contender::with_digest(simd.name(), work, fingerprint)
                     .compare_with(0, bar)
                     .with_max_bytes(80_000_000),
             );

@@ -22,7 +22,7 @@ fn target_speedup(simd: Simd) -> Option<f64> {
 }
 
 /// A number that represents a histogram: equal numbers mean equal histograms, except with a probability of 2^-64.
-pub fn fingerprint(histogram: &DistanceHistogram) -> u64 {
+pub fn fingerprint(histogram: DistanceHistogram) -> u64 {
     let mut hashed_words = vec![histogram.cold_count()];
     hashed_words.extend(
         histogram
@@ -51,14 +51,13 @@ fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for kind in &options.traces {
         let lines = kind.generate_lines(options.accesses);
-        let mut contenders = vec![Contender::new("olken", || {
-            fingerprint(&olken_histogram(&lines))
-        })];
+        let olken = || olken_histogram(&lines);
+        let mut contenders = vec![Contender::with_digest("olken", olken, fingerprint)];
         for simd in Simd::available() {
             let lines = &lines;
-            let work = move || fingerprint(&exact_histogram(simd, lines));
+            let work = move || exact_histogram(simd, lines);
             contenders.push(
-                Contender::new(simd.name(), work)
+                Contender::with_digest(simd.name(), work, fingerprint)
                     .compare_with(0, target_speedup(simd))
                     .with_max_bytes(80_000_000),
             );

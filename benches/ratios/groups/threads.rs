@@ -49,13 +49,12 @@ fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for kind in &options.traces {
         let lines = &kind.generate_lines(options.accesses);
+        let one_pass = || exact_histogram(Simd::detect_best(), lines);
         let contenders = vec![
-            Contender::new("1 thread", || {
-                fingerprint(&exact_histogram(Simd::detect_best(), lines))
-            }),
-            Contender::new("2 threads", || fingerprint(&count_in_ranges(2, 2, lines)))
+            Contender::with_digest("1 thread", one_pass, fingerprint),
+            Contender::with_digest("2 threads", || count_in_ranges(2, 2, lines), fingerprint)
                 .compare_with(0, Some(1.8)),
-            Contender::new("2 threads, pushed", || fingerprint(&count_pushed(2, lines)))
+            Contender::with_digest("2 threads, pushed", || count_pushed(2, lines), fingerprint)
                 .compare_with(0, None),
         ];
         rows.extend(compare(
@@ -67,13 +66,12 @@ fn run(options: &Options) -> Vec<ResultRow> {
             true,
             contenders,
         ));
-        let mut contenders = vec![Contender::new("1 pass", || {
-            fingerprint(&exact_histogram(Simd::detect_best(), lines))
-        })];
+        let mut contenders = vec![Contender::with_digest("1 pass", one_pass, fingerprint)];
         for count in [2, 4, 16] {
-            let work = move || fingerprint(&count_in_ranges(1, count, lines));
+            let work = move || count_in_ranges(1, count, lines);
             let bar = (count == 16).then_some(0.9);
-            contenders.push(Contender::new(format!("{count} segments"), work).compare_with(0, bar));
+            let contender = Contender::with_digest(format!("{count} segments"), work, fingerprint);
+            contenders.push(contender.compare_with(0, bar));
         }
         rows.extend(compare(
             "segments",

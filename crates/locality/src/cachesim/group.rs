@@ -2,10 +2,14 @@
 //!
 //! Sets are independent of each other, so a thread can simulate a part of the sets of every cache. If the number of sets
 //! is a multiple of the number of parts, the line modulo the latter says to which part a set belongs, whatever the cache,
-//! and so one pass over the lines serves all caches. Otherwise, and under random replacement, where all sets share one
+//! and so one pass over the lines serves all caches. The part holds its own sets only: of line l, one of p parts sees the
+//! quotient l / p, which has the same place among the part's sets and the same tag as l among all. Otherwise, and under random replacement, where all sets share one
 //! stream of random numbers, each cache is simulated by one thread.
 
+#[cfg(test)]
+use super::SetStore;
 use super::{CacheGeometry, CacheSim, Replacement};
+use crate::simd::Simd;
 use cachemate_core::FieldError;
 
 /// Caches of different sizes on one trace, initially empty.
@@ -20,11 +24,12 @@ pub struct CacheSimGroup {
 /// The work of one thread.
 #[derive(Debug)]
 struct GroupPart {
-    /// Caches with their index, of which the sets of this part are in use.
+    /// Caches with their index; with a residue, those sets of each that belong to this part.
     caches: Vec<(usize, CacheSim)>,
     /// The lines modulo the second number that belong to this part; `None` for all lines.
     residue: Option<(u64, u64)>,
-    own_lines: Vec<u64>,
+    /// Quotients of this part's lines by the number of parts.
+    own_quotients: Vec<u64>,
 }
 
 impl CacheSimGroup {
@@ -54,12 +59,16 @@ impl CacheSimGroup {
         let mut parts = Vec::new();
         if set_parts > 1 {
             for part in 0..set_parts {
+                let residue = (part as u64, set_parts as u64);
                 let mut caches = Vec::new();
-                for (index, &geometry) in geometries.iter().enumerate() {
-                    caches.push((index, CacheSim::new(geometry, replacement)?));
+                for (index, &whole) in geometries.iter().enumerate() {
+                    let sets = whole.sets / set_parts as u32;
+                    let simd = Simd::detect_best();
+                    let geometry = CacheGeometry { sets, ..whole };
+                    let cache = CacheSim::for_part(geometry, replacement, simd, residue)?;
+                    caches.push((index, cache));
                 }
-                let residue = Some((part as u64, set_parts as u64));
-                parts.push(GroupPart::new(caches, residue));
+                parts.push(GroupPart::new(caches, Some(residue)));
             }
         } else {
             for _ in 0..threads.min(geometries.len()) {
@@ -97,6 +106,17 @@ impl CacheSimGroup {
         })
     }
 
+    /// Returns the number of sets of each part that take memory.
+    #[cfg(test)]
+    pub(super) fn set_counts(&self) -> Vec<usize> {
+        let set_count = |(_, cache): &(usize, CacheSim)| match &cache.sets {
+            SetStore::Lru(lru) => lru.set_count(),
+            _ => 0,
+        };
+        let part_sets = |part: &GroupPart| part.caches.iter().map(set_count).sum();
+        self.parts.iter().map(part_sets).collect()
+    }
+
     /// Returns the misses of each cache, in the order of the geometries.
     pub fn misses(&self) -> Vec<u64> {
         let mut misses = vec![0; self.cache_count];
@@ -112,7 +132,7 @@ impl GroupPart {
         GroupPart {
             caches,
             residue,
-            own_lines: Vec::new(),
+            own_quotients: Vec::new(),
         }
     }
 
@@ -123,27 +143,28 @@ impl GroupPart {
             }
             return;
         };
-        select_residue(lines, part, part_count, &mut self.own_lines);
+        list_quotients(lines, part, part_count, &mut self.own_quotients);
         for (_, cache) in &mut self.caches {
-            cache.push(&self.own_lines);
+            cache.push(&self.own_quotients);
         }
     }
 }
 
-/// Replaces `own_lines` by the lines that leave the remainder `part`.
-fn select_residue(lines: &[u64], part: u64, part_count: u64, own_lines: &mut Vec<u64>) {
-    own_lines.resize(lines.len(), 0);
+/// Replaces `quotients` by those of the lines that leave the remainder `part`.
+fn list_quotients(lines: &[u64], part: u64, part_count: u64, quotients: &mut Vec<u64>) {
+    quotients.resize(lines.len(), 0);
     let mut len = 0;
     if part_count.is_power_of_two() {
+        let shift = part_count.trailing_zeros();
         for &line in lines {
-            own_lines[len] = line;
+            quotients[len] = line >> shift;
             len += usize::from(line & (part_count - 1) == part);
         }
     } else {
         for &line in lines {
-            own_lines[len] = line;
+            quotients[len] = line / part_count;
             len += usize::from(line % part_count == part);
         }
     }
-    own_lines.truncate(len);
+    quotients.truncate(len);
 }

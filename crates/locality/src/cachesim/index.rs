@@ -14,13 +14,16 @@ pub(super) struct SetIndex {
     /// Smallest line address for which the reciprocal may be inexact. The reciprocal errs by less than 1 in 2^64 /
     /// sets, so below this address the error of the quotient stays under 1 / sets.
     exact_limit: u64,
+    /// The part of the lines and the number of parts: lines are given as quotients by the latter.
+    part: (u64, u64),
 }
 
 /// Number of lines that are looked up together.
 pub(super) const BATCH_LINES: usize = 128;
 
 impl SetIndex {
-    pub(super) fn new(sets: u32, slices: u32) -> Self {
+    /// Indexes the sets of one of several parts, of which there are `sets` in a slice (see `group.rs`).
+    pub(super) fn new(sets: u32, slices: u32, part: (u64, u64)) -> Self {
         let sets = u64::from(sets);
         SetIndex {
             sets,
@@ -28,6 +31,7 @@ impl SetIndex {
             shift: sets.is_power_of_two().then(|| sets.trailing_zeros()),
             reciprocal: (u64::MAX / sets).wrapping_add(1),
             exact_limit: u64::MAX / sets,
+            part,
         }
     }
 
@@ -61,7 +65,9 @@ impl SetIndex {
             }
         }
         if self.slices > 1 {
+            let (part, part_count) = self.part;
             for (set, &line) in sets.iter_mut().zip(lines) {
+                let line = line * part_count + part;
                 let slice = (u128::from(scatter(line)) * u128::from(self.slices)) >> 64;
                 *set += (slice as u64 * self.sets) as u32;
             }

@@ -51,6 +51,15 @@ impl Lru {
         self.hits[..self.ways].to_vec()
     }
 
+    /// Returns the number of sets that take memory.
+    #[cfg(test)]
+    pub(super) fn set_count(&self) -> usize {
+        match &self.tag_lists {
+            TagLists::Narrow(sets) => sets.len(),
+            TagLists::Wide { filled_counts, .. } => filled_counts.len(),
+        }
+    }
+
     pub(super) fn simulate(
         &mut self,
         index: &SetIndex,

@@ -91,6 +91,16 @@ impl CacheSim {
         replacement: Replacement,
         simd: Simd,
     ) -> Result<Self, FieldError> {
+        CacheSim::for_part(geometry, replacement, simd, (0, 1))
+    }
+
+    /// Builds the sets of one of several parts, of which `geometry` has those of one: see `group.rs`.
+    fn for_part(
+        geometry: CacheGeometry,
+        replacement: Replacement,
+        simd: Simd,
+        part: (u64, u64),
+    ) -> Result<Self, FieldError> {
         geometry.check()?;
         // Each set takes 64 bytes in the narrow form; the wide form takes 8 bytes per tag.
         if !can_allocate(
@@ -123,7 +133,7 @@ impl CacheSim {
             }
         };
         Ok(CacheSim {
-            index: SetIndex::new(geometry.sets, geometry.slices),
+            index: SetIndex::new(geometry.sets, geometry.slices, part),
             sets,
             accesses: 0,
             misses: 0,

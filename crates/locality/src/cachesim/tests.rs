@@ -361,3 +361,18 @@ fn caches_on_threads_have_the_misses_of_single_caches() {
         }
     }
 }
+
+/// Do threads that divide the sets hold each set once together, so that they take no more memory than one thread?
+#[test]
+fn threads_hold_each_set_once() {
+    let to_geometry = |sets| CacheGeometry {
+        sets,
+        ways: 8,
+        slices: 2,
+    };
+    let geometries = [16, 32, 48].map(to_geometry);
+    for (threads, expected) in [(1, vec![192]), (2, vec![96; 2]), (16, vec![12; 16])] {
+        let group = CacheSimGroup::new(&geometries, Replacement::Lru, threads).unwrap();
+        assert_eq!(group.set_counts(), expected, "{threads} threads");
+    }
+}

@@ -20,7 +20,7 @@ const SLOTS_PER_SECTION: usize = SLOTS_PER_BLOCK * 16;
 const PREFETCH_AHEAD: usize = 16;
 
 /// Dead bits and counters for a fixed number of slots.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct DeadSlotCounter {
     dead_bits: Vec<u64>,
     dead_in_later_words: Vec<U16x32>,
@@ -45,6 +45,31 @@ impl DeadSlotCounter {
     /// Returns the dead bits, 64 slots to a word, lowest slot in the lowest bit.
     pub(super) fn dead_bits(&self) -> &[u64] {
         &self.dead_bits
+    }
+
+    /// Kills these slots as well, without counting; 0 stands for none.
+    pub(super) fn with_dead(mut self, slots: &[u32]) -> Self {
+        for &slot in slots {
+            self.dead_bits[slot as usize / 64] |= u64::from(slot != 0) << (slot % 64);
+        }
+        let words: Vec<u32> = self
+            .dead_bits
+            .iter()
+            .map(|word| word.count_ones())
+            .collect();
+        let groups = sum_later(&words, 32, |word, dead_later| {
+            self.dead_in_later_words[word / 32].0[word % 32] = dead_later as u16;
+        });
+        let blocks = sum_later(&groups, 32, |group, dead_later| {
+            self.dead_in_later_groups[group / 32].0[group % 32] = dead_later as u16;
+        });
+        let sections = sum_later(&blocks, 16, |block, dead_later| {
+            self.dead_in_later_blocks[block / 16].0[block % 16] = dead_later;
+        });
+        sum_later(&sections, sections.len().max(1), |section, dead_later| {
+            self.dead_in_later_sections[section / 16].0[section % 16] = dead_later;
+        });
+        self
     }
 
     /// Kills the old slot of each access (old, new) in turn, and counts its distance in `tally`. There are at most
@@ -124,4 +149,19 @@ impl DeadSlotCounter {
             dead_above
         }
     }
+}
+
+/// Calls `set` with each index and the sum of its later siblings, of which there are `siblings` together; returns the sums of
+/// all siblings.
+fn sum_later(counts: &[u32], siblings: usize, mut set: impl FnMut(usize, u32)) -> Vec<u32> {
+    let mut sums = Vec::with_capacity(counts.len().div_ceil(siblings));
+    for (parent, counts) in counts.chunks(siblings).enumerate() {
+        let mut later_sum = 0;
+        for (sibling, count) in counts.iter().enumerate().rev() {
+            set(parent * siblings + sibling, later_sum);
+            later_sum += count;
+        }
+        sums.push(later_sum);
+    }
+    sums
 }

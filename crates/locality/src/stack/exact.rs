@@ -11,6 +11,9 @@ use crate::simd::{Lanes, Simd, dispatch};
 /// Number of lines from which on a merge is worth starting threads.
 const MIN_LINES_FOR_THREADS: usize = 1 << 14;
 
+/// Number of parts of a merge that are counted at the same time: each repeats the kills of the parts before it.
+const MAX_COUNTING_PARTS: usize = 4;
+
 /// The distance of a first touch in a list of distances.
 pub const COLD: u32 = u32::MAX;
 
@@ -31,6 +34,19 @@ struct EngineCore {
     pairs: SlotPairs,
     /// `None` unless they are wanted.
     first_touches: Option<FirstTouches>,
+    unabsorbed: Option<Box<UnabsorbedSegment>>,
+}
+
+/// A merged segment whose distances are counted, but whose lines are not in the table of the engine: a result needs only
+/// the counts, so the last merge of a stream saves the work.
+#[derive(Debug)]
+struct UnabsorbedSegment {
+    slot_allocator: SlotAllocator,
+    counter: DeadSlotCounter,
+    /// Its lines in order of first touch, and their slots in the engine's table; 0 stands for a line that is new there.
+    first_lines: Vec<u64>,
+    old_slots: Vec<u32>,
+    new_lines: usize,
 }
 
 /// The lines of a stream in order of first touch, and the number of first touches beyond the cap.
@@ -118,6 +134,7 @@ impl StackDistances {
                 tally: Tally::new(),
                 pairs: SlotPairs::new(),
                 first_touches: None,
+                unabsorbed: None,
             },
             waiting: PendingAccesses::new(),
         }
@@ -168,19 +185,19 @@ impl StackDistances {
     /// Returns the number of distinct lines among the accesses processed so far, which excludes the last incomplete
     /// batch.
     pub fn lines(&self) -> usize {
-        self.core.slot_allocator.lines()
+        self.core.line_count()
     }
 
     /// Returns the histogram of all accesses.
     pub fn finish(mut self) -> Result<DistanceHistogram, StackError> {
         self.flush()?;
+        let cold_count = self.core.line_count() as u64;
         let EngineCore {
             slot_allocator,
             counter,
             tally,
             ..
         } = self.core;
-        let cold_count = slot_allocator.lines() as u64;
         // Frees their memory before the histogram is allocated.
         drop((slot_allocator, counter));
         Ok(tally.finish(cold_count))
@@ -204,19 +221,37 @@ impl StackDistances {
     ) -> Result<(), StackError> {
         self.flush()?;
         next.flush()?;
-        if self.core.slot_allocator.lines() == 0 {
+        if self.core.line_count() == 0 {
             self.core = next.core;
             return Ok(());
         }
         self.core.merge(next.core, threads)
     }
 
-    /// Returns the first touches, the known distances, and the lines in order of last touch if they are wanted.
-    pub(super) fn finish_segment(
-        mut self,
-        wants_last_touches: bool,
-    ) -> Result<(FirstTouches, Tally, Vec<u64>), StackError> {
+    /// Returns the known distances and the number of first touches: those that the cap tells apart, and the others.
+    pub(super) fn finish_counts(mut self) -> Result<(Tally, u64, u64), StackError> {
         self.flush()?;
+        let EngineCore {
+            slot_allocator,
+            mut tally,
+            first_touches,
+            unabsorbed,
+            ..
+        } = self.core;
+        let firsts = first_touches.unwrap_or_default();
+        let new_lines = unabsorbed.map_or(0, |next| next.new_lines);
+        let cap_lines = slot_allocator.cap_lines();
+        let lines = firsts.lines.len() + new_lines;
+        let lines_below_cap = lines.min(cap_lines);
+        let mut beyond_count = firsts.beyond_count + (lines - lines_below_cap) as u64;
+        beyond_count += tally.remove_beyond(cap_lines);
+        Ok((tally, lines_below_cap as u64, beyond_count))
+    }
+
+    /// Returns the first touches, the known distances, and the lines in order of last touch.
+    pub(super) fn finish_segment(mut self) -> Result<(FirstTouches, Tally, Vec<u64>), StackError> {
+        self.flush()?;
+        self.core.absorb()?;
         let EngineCore {
             slot_allocator,
             counter,
@@ -226,10 +261,7 @@ impl StackDistances {
         } = self.core;
         let mut first_touches = first_touches.unwrap_or_default();
         first_touches.beyond_count += tally.remove_beyond(slot_allocator.cap_lines());
-        let mut last_touches = Vec::new();
-        if wants_last_touches {
-            last_touches = slot_allocator.into_last_touches(counter.dead_bits());
-        }
+        let last_touches = slot_allocator.into_last_touches(counter.dead_bits());
         Ok((first_touches, tally, last_touches))
     }
 
@@ -262,6 +294,7 @@ impl EngineCore {
         mut lines: &[u64],
         mut listed_distances: Option<&mut Vec<u32>>,
     ) -> Result<(), StackError> {
+        self.absorb()?;
         loop {
             let EngineCore {
                 simd,
@@ -270,6 +303,7 @@ impl EngineCore {
                 tally,
                 pairs,
                 first_touches,
+                ..
             } = self;
             let list = listed_distances.as_deref_mut();
             let firsts = first_touches.as_mut();
@@ -295,92 +329,149 @@ impl EngineCore {
         Ok(())
     }
 
-    /// Continues with the accesses that `next` has measured on its own (see `segment.rs`), on up to this number of threads.
-    fn merge(&mut self, next: EngineCore, threads: usize) -> Result<(), StackError> {
+    fn line_count(&self) -> usize {
+        let lines = self.slot_allocator.lines();
+        let new_lines = self.unabsorbed.as_ref().map_or(0, |next| next.new_lines);
+        lines + new_lines
+    }
+
+    /// Counts the accesses that `next` has measured on its own (see `segment.rs`), on up to this number of threads.
+    fn merge(&mut self, mut next: EngineCore, threads: usize) -> Result<(), StackError> {
+        self.absorb()?;
+        next.absorb()?;
         let next_firsts = next.first_touches.unwrap_or_default();
         let lines = &next_firsts.lines[..];
         let room = next.slot_allocator.lines().max(lines.len());
-        if self.slot_allocator.is_full(room) {
+        if !self.slot_allocator.can_absorb(room) {
             self.compact(room)?;
         }
 
-        let EngineCore {
-            simd,
-            slot_allocator,
-            counter,
-            tally,
-            pairs,
-            first_touches,
-        } = self;
         let threads = if lines.len() < MIN_LINES_FOR_THREADS {
             1
         } else {
             threads
         };
-        let old_slots = slot_allocator.find_all(lines, threads);
-        let (known_lines, cap_lines) = (slot_allocator.lines(), slot_allocator.cap_lines());
+        let old_slots = self.slot_allocator.find_all(lines, threads);
         let new_lines = old_slots.iter().filter(|slot| **slot == 0).count();
-        slot_allocator.check_lines(known_lines + new_lines)?;
-        let firsts = first_touches.get_or_insert_default();
-        for (&line, _) in lines.iter().zip(&old_slots).filter(|(_, slot)| **slot == 0) {
-            firsts.add(line, cap_lines);
-        }
+        let line_count = self.slot_allocator.lines() + new_lines;
+        self.slot_allocator.check_lines(line_count)?;
+        let firsts = self.first_touches.get_or_insert_default();
         firsts.beyond_count += next_firsts.beyond_count;
 
-        let first_slot = slot_allocator.next_slot() as u32;
-        let keeps_only_next = next.slot_allocator.lines() >= cap_lines;
-        let count = || {
-            let (counter, tally, old_slots) = (&mut *counter, &mut *tally, &old_slots[..]);
-            dispatch!(*simd, count_known(
-                counter: &mut DeadSlotCounter, tally: &mut Tally, pairs: &mut SlotPairs, old_slots: &[u32],
-                first_slot: u32, known_lines: usize
-            ));
-            tally.add(next.tally);
-        };
-        let absorb = || {
-            if keeps_only_next {
-                // All lines of earlier accesses are now too far down to be told apart.
-                *slot_allocator = next.slot_allocator;
-            } else {
-                slot_allocator.absorb(&next.slot_allocator, next.counter.dead_bits());
+        self.count_known(&old_slots, line_count, next.tally, threads);
+        self.unabsorbed = Some(Box::new(UnabsorbedSegment {
+            slot_allocator: next.slot_allocator,
+            counter: next.counter,
+            first_lines: next_firsts.lines,
+            old_slots,
+            new_lines,
+        }));
+        Ok(())
+    }
+
+    /// Counts the distances of the next accesses, whose old slots are known, among at most `line_count` lines; 0 stands for
+    /// a new line. Adds them to the tally together with those of `next_tally`.
+    ///
+    /// A thread can count a part of the accesses by itself, from a counter in which the slots of the parts before are dead.
+    fn count_known(
+        &mut self,
+        old_slots: &[u32],
+        line_count: usize,
+        next_tally: Tally,
+        threads: usize,
+    ) {
+        let parts = threads.clamp(1, MAX_COUNTING_PARTS);
+        let part_len = old_slots.len().div_ceil(parts).max(1);
+        let simd = self.simd;
+        let first_slot = self.slot_allocator.next_slot() as u32;
+        let count_part = |part: usize, mut counter: DeadSlotCounter, mut tally: Tally| {
+            let part_start = part * part_len;
+            if part > 0 {
+                counter = counter.with_dead(&old_slots[..part_start]);
             }
+            let (counter_ref, tally_ref, pairs) = (&mut counter, &mut tally, &mut SlotPairs::new());
+            let part_end = (part_start + part_len).min(old_slots.len());
+            let part_slots = &old_slots[part_start..part_end];
+            let part_slot = first_slot + part_start as u32;
+            dispatch!(simd, count_accesses(
+                counter_ref: &mut DeadSlotCounter, tally_ref: &mut Tally, pairs: &mut SlotPairs, part_slots: &[u32],
+                part_slot: u32, line_count: usize
+            ));
+            (counter, tally)
         };
-        if threads < 2 {
-            count();
-            absorb();
-        } else {
-            std::thread::scope(|scope| {
-                scope.spawn(count);
-                absorb();
-            });
+
+        let last_part = old_slots.len().div_ceil(part_len).max(1) - 1;
+        let first_counters: Vec<DeadSlotCounter> =
+            (0..last_part).map(|_| self.counter.clone()).collect();
+        let own_counter = std::mem::take(&mut self.counter);
+        let own_tally = std::mem::replace(&mut self.tally, Tally::new());
+        std::thread::scope(|scope| {
+            let mut tally = Some(next_tally);
+            let helpers: Vec<_> = (0..)
+                .zip(first_counters)
+                .map(|(part, counter)| {
+                    let tally = tally.take().unwrap_or_else(Tally::new);
+                    let count_part = &count_part;
+                    scope.spawn(move || count_part(part, counter, tally).1)
+                })
+                .collect();
+            // The counter of the last part has seen all of them.
+            (self.counter, self.tally) = count_part(last_part, own_counter, own_tally);
+            if let Some(next_tally) = tally {
+                self.tally.add(next_tally);
+            }
+            for helper in helpers {
+                match helper.join() {
+                    Ok(tally) => self.tally.add(tally),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+        });
+    }
+
+    /// Gives the lines of a merged segment their places in the table.
+    fn absorb(&mut self) -> Result<(), StackError> {
+        let Some(next) = self.unabsorbed.take() else {
+            return Ok(());
+        };
+        let cap_lines = self.slot_allocator.cap_lines();
+        let firsts = self.first_touches.get_or_insert_default();
+        let first_slots = next.first_lines.iter().zip(&next.old_slots);
+        for (&line, _) in first_slots.filter(|(_, slot)| **slot == 0) {
+            firsts.add(line, cap_lines);
         }
-        if keeps_only_next {
-            *counter = next.counter;
+        if next.slot_allocator.lines() >= cap_lines {
+            // All lines of earlier accesses are now too far down to be told apart.
+            self.slot_allocator = next.slot_allocator;
+            self.counter = next.counter;
+            return Ok(());
+        }
+        let dead_bits = next.counter.dead_bits();
+        self.slot_allocator.absorb(&next.slot_allocator, dead_bits);
+        if self.slot_allocator.is_full(0) {
+            self.compact(2 * BATCH_ACCESSES)?;
         }
         Ok(())
     }
 }
 
-/// Counts the distances of accesses whose old slots are known, among `known_lines` lines; 0 stands for a new line. The
-/// accesses have the slots from `first_slot` on.
+/// Counts the distances of accesses whose old slots are known; 0 stands for a new line. The accesses have the slots from
+/// `new_slot` on.
 #[inline(always)]
-unsafe fn count_known<L: Lanes>(
+unsafe fn count_accesses<L: Lanes>(
     counter: &mut DeadSlotCounter,
     tally: &mut Tally,
     pairs: &mut SlotPairs,
     old_slots: &[u32],
-    first_slot: u32,
-    known_lines: usize,
+    mut new_slot: u32,
+    line_count: usize,
 ) {
-    let mut new_slot = first_slot;
-    let mut line_count = known_lines;
     for batch in old_slots.chunks(BATCH_ACCESSES) {
         pairs.clear();
         for &old_slot in batch {
             pairs.push_known(old_slot, new_slot);
             new_slot += 1;
         }
-        line_count += batch.len() - pairs.len;
         tally.reserve(line_count);
         let (old_slots, new_slots) = pairs.get();
         // SAFETY: the caller guarantees that the processor has `L`.
@@ -398,25 +489,23 @@ impl FirstTouches {
         }
     }
 
-    /// Adds the lines of a batch whose slots are not among those of known lines, which ascend. Most batches have few such
-    /// lines, so known ones are skipped in strides.
+    /// Adds the lines of a batch whose slots are not among those of known lines, which ascend. Which lines are new cannot be
+    /// predicted, so no branch depends on it.
+    #[inline(always)]
     fn collect(&mut self, batch: &[u64], first_slot: u32, known_slots: &[u32], cap_lines: usize) {
-        const STRIDE: usize = 16;
-        let (mut index, mut known_index) = (0, 0);
-        while known_index < known_slots.len() {
-            let slot_after_stride = known_slots.get(known_index + STRIDE - 1);
-            if slot_after_stride == Some(&(first_slot + (index + STRIDE - 1) as u32)) {
-                (index, known_index) = (index + STRIDE, known_index + STRIDE);
-                continue;
+        let mut known_slots = known_slots;
+        for (lines, first_slot) in batch.chunks(64).zip((first_slot..).step_by(64)) {
+            let known_len = known_slots.partition_point(|&slot| slot - first_slot < 64);
+            let (part_slots, later_slots) = known_slots.split_at(known_len);
+            known_slots = later_slots;
+            let known_bits = part_slots
+                .iter()
+                .fold(0, |bits, &slot| bits | 1 << (slot - first_slot));
+            let mut new_bits = !known_bits & (u64::MAX >> (64 - lines.len()));
+            while new_bits != 0 {
+                self.add(lines[new_bits.trailing_zeros() as usize], cap_lines);
+                new_bits &= new_bits - 1;
             }
-            let next_known = (known_slots[known_index] - first_slot) as usize;
-            for &line in &batch[index..next_known] {
-                self.add(line, cap_lines);
-            }
-            (index, known_index) = (next_known + 1, known_index + 1);
-        }
-        for &line in &batch[index..] {
-            self.add(line, cap_lines);
         }
     }
 }

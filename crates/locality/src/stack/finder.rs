@@ -202,19 +202,25 @@ impl SlotFinder {
 
     /// Forgets all lines but the newest. Slots are 1 to the number of lines, before and afterward.
     pub(super) fn keep_newest(&mut self, line_count: usize) {
-        let lines = self.list_by_slot();
-        let is_sparse = matches!(self.table, SlotTable::Sparse(_));
-        *self = SlotFinder::new(self.kind);
-        if is_sparse {
-            self.table = SlotTable::Sparse(SparseFinder::with_room_for(line_count));
+        let forgotten_slots = (self.line_count - line_count) as u32;
+        let all_lines = std::mem::replace(self, SlotFinder::new(self.kind));
+        if matches!(all_lines.table, SlotTable::Sparse(_)) {
+            // As many lines are new before the next time.
+            self.table = SlotTable::Sparse(SparseFinder::with_room_for(2 * line_count));
         }
         let mut pairs = SlotPairs::new();
-        let mut first_slot = 1;
-        for batch in lines[lines.len() - line_count..].chunks(BATCH_ACCESSES) {
+        // In the order of the old table, so that the new one fills from one end to the other.
+        all_lines.for_each_batch(|lines, slots| {
+            let (mut kept_lines, mut kept_slots) = ([0; BATCH_ACCESSES], [0; BATCH_ACCESSES]);
+            let mut len = 0;
+            for (&line, &slot) in lines.iter().zip(slots) {
+                (kept_lines[len], kept_slots[len]) = (line, slot.wrapping_sub(forgotten_slots));
+                len += usize::from(slot > forgotten_slots);
+            }
+            let new_slots = kept_slots[..len].iter().copied();
             // SAFETY: the portable lanes run everywhere.
-            unsafe { self.replace_slots::<Portable>(batch, first_slot.., &mut pairs) };
-            first_slot += batch.len() as u32;
-        }
+            unsafe { self.replace_slots::<Portable>(&kept_lines[..len], new_slots, &mut pairs) };
+        });
     }
 
     /// Calls `change` on the slot of every line, in any order. `change` is also called on free entries and must leave

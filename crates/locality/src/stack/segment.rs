@@ -6,7 +6,8 @@
 //! therefore an engine that also lists its lines in order of first touch. To merge B into A, the engine of A looks up B's
 //! first touches alone, each of which kills its slot in A: between a line's last touch in A and its first one in B lie
 //! the lines that A touched later and those that B touched before, each once, however often B repeats them. Lines that A
-//! does not know become first touches of both; then B's lines get the next slots of A, in order of their last touches.
+//! does not know become first touches of both. B's lines get the next slots of A, in order of their last touches, when
+//! accesses or another segment follow; the last merge of a stream ends without it.
 //! "Local infinities" of PARDA (Niu, Dinan, Lu, Sadayappan, IPDPS 2012) are the same idea with one tree per process and a
 //! chain of processes.
 //!
@@ -118,16 +119,9 @@ impl Segment {
     /// # Errors
     /// As [`push`](Self::push).
     pub fn finish(self) -> Result<SegmentDistances, StackError> {
-        let (first_touches, tally, _) = self.engine.finish_segment(false)?;
-        let FirstTouches {
-            lines,
-            beyond_count,
-        } = first_touches;
-        let cold_count = lines.len() as u64 + beyond_count;
-        // Frees its memory before the histogram is allocated.
-        drop(lines);
+        let (tally, lines_below_cap, beyond_count) = self.engine.finish_counts()?;
         Ok(SegmentDistances {
-            histogram: tally.finish(cold_count),
+            histogram: tally.finish(lines_below_cap + beyond_count),
             beyond_count,
         })
     }
@@ -137,7 +131,7 @@ impl Segment {
     /// # Errors
     /// As [`push`](Self::push).
     pub fn into_parts(self) -> Result<SegmentParts, StackError> {
-        let (first_touches, tally, last_touches) = self.engine.finish_segment(true)?;
+        let (first_touches, tally, last_touches) = self.engine.finish_segment()?;
         Ok(SegmentParts {
             first_touches: first_touches.lines,
             last_touches,

@@ -81,6 +81,12 @@ impl SlotAllocator {
         self.next_slot + len > self.slot_count || self.has_surplus_lines() || self.exceeds_limit()
     }
 
+    /// Returns whether slots remain for this number of lines of another segment, without a compaction before.
+    pub(super) fn can_absorb(&self, lines: usize) -> bool {
+        let is_numbered = self.next_slot + lines < MAX_SLOTS;
+        is_numbered && !self.has_surplus_lines() && !self.exceeds_limit()
+    }
+
     #[inline(always)]
     fn has_surplus_lines(&self) -> bool {
         self.lines() > self.limits.cap_lines.saturating_mul(2)
@@ -131,7 +137,7 @@ impl SlotAllocator {
     /// Returns an error if there are too many distinct lines.
     pub(super) fn compact(&mut self, dead_bits: &[u64], room: usize) -> Result<(), StackError> {
         self.check_lines(self.lines() + BATCH_ACCESSES)?;
-        self.renumber(&SlotRanks::new(dead_bits));
+        self.renumber(&SlotRanks::new(dead_bits, self.next_slot));
         if self.has_surplus_lines() {
             self.finder.keep_newest(self.limits.cap_lines);
         }
@@ -168,12 +174,12 @@ impl SlotAllocator {
         dispatch!(simd, renumber_slots(finder: &mut SlotFinder, ranks: &SlotRanks));
     }
 
-    /// Gives the lines of `next` the next slots, in the order of their slots there. [`Self::is_full`] must be false for
-    /// their number.
+    /// Gives the lines of `next` the next slots, in the order of their slots there. [`Self::can_absorb`] must be true for
+    /// their number; if [`Self::is_full`] is true afterward, a compaction must follow.
     pub(super) fn absorb(&mut self, next: &SlotAllocator, dead_bits: &[u64]) {
         let last_slot = self.next_slot as u32 - 1;
         self.next_slot += next.lines();
-        let ranks = &SlotRanks::new(dead_bits);
+        let ranks = &SlotRanks::new(dead_bits, next.next_slot);
         let (simd, finder, next_finder) = (self.simd, &mut self.finder, &next.finder);
         let is_absorbed = dispatch!(simd, absorb_pages(
             finder: &mut SlotFinder, next_finder: &SlotFinder, ranks: &SlotRanks, last_slot: u32
@@ -191,7 +197,7 @@ impl SlotAllocator {
 
     /// Returns the distinct lines in order of their last touch, at most the newest `cap_lines`.
     pub(super) fn into_last_touches(mut self, dead_bits: &[u64]) -> Vec<u64> {
-        self.renumber(&SlotRanks::new(dead_bits));
+        self.renumber(&SlotRanks::new(dead_bits, self.next_slot));
         let mut lines = self.finder.list_by_slot();
         let surplus = lines.len().saturating_sub(self.limits.cap_lines);
         lines.drain(..surplus);
@@ -218,10 +224,13 @@ struct RankWord {
 }
 
 impl SlotRanks {
-    fn new(dead_bits: &[u64]) -> Self {
+    /// Ranks the slots before `next_slot`; those beyond the dead bits are alive.
+    fn new(dead_bits: &[u64], next_slot: usize) -> Self {
         let mut dead_below: u32 = 0;
-        let mut words = Vec::with_capacity(dead_bits.len());
-        for &dead_bits in dead_bits {
+        let word_count = dead_bits.len().max(next_slot.div_ceil(64));
+        let mut words = Vec::with_capacity(word_count);
+        let no_dead_bits = std::iter::repeat(&0);
+        for &dead_bits in dead_bits.iter().chain(no_dead_bits).take(word_count) {
             words.push(RankWord {
                 dead_bits,
                 dead_below,

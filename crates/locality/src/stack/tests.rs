@@ -1,13 +1,14 @@
 //! Compares the engine with an oracle that stores the LRU stack as a list.
 
 use super::batch::BATCH_ACCESSES;
+use super::counter::DeadSlotCounter;
 use super::finder::FinderKind;
 use super::slot_allocator::FinderLimits;
 use super::{
     COLD, DistanceHistogram, MeasuredRange, Segment, SegmentParts, SegmentStream, StackDistances,
     StackError, StackLimits, measure_ranges,
 };
-use crate::simd::Simd;
+use crate::simd::{Portable, Simd};
 use cachemate_core::SplitMix64;
 use proptest::prelude::*;
 
@@ -154,7 +155,7 @@ proptest! {
         picks in prop::collection::vec(any::<usize>(), 1..6),
     ) {
         let expected = mattson_histogram(lines.iter().copied());
-        let limits = FinderLimits { cap_lines, ..small_limits(FinderKind::default()) };
+        let limits = FinderLimits { cap_lines, ..small_limits(FORMS[cap_lines % FORMS.len()]) };
         let segment = by_segments(&lines, &cuts, &picks, limits).unwrap();
         let parts = segment.into_parts().unwrap();
         let near = |counts: &[(u64, u64)]| -> Vec<(u64, u64)> {
@@ -411,6 +412,32 @@ fn distances_are_right_at_every_level_of_the_tree() {
             engine.finish().unwrap(),
             DistanceHistogram::new(line_count, expected.clone())
         );
+    }
+}
+
+/// Does a counter with slots that died together count like one that saw each die, at every level of the tree?
+#[test]
+fn slots_that_died_together_count_like_slots_that_died_in_turn() {
+    let mut random = SplitMix64::new(8);
+    let mut slots: Vec<u32> = (0..60_000)
+        .map(|_| 1 + random.draw_below(40 << 20) as u32)
+        .collect();
+    slots.sort_unstable();
+    slots.dedup();
+    (1..slots.len()).for_each(|at| slots.swap(at, random.draw_below(at as u64 + 1) as usize));
+    let (early, late) = slots.split_at(slots.len() / 2);
+
+    // SAFETY: the portable lanes run everywhere.
+    let kill =
+        |counter: &mut DeadSlotCounter, slot: u32| unsafe { counter.kill_one::<Portable>(slot) };
+    let mut in_turn = DeadSlotCounter::new(40 << 20 | 1);
+    let together = DeadSlotCounter::new(40 << 20 | 1);
+    let mut with_gaps = early.to_vec();
+    with_gaps.insert(7, 0);
+    let mut together = together.with_dead(&with_gaps);
+    early.iter().for_each(|&slot| _ = kill(&mut in_turn, slot));
+    for &slot in late {
+        assert_eq!(kill(&mut together, slot), kill(&mut in_turn, slot));
     }
 }
 

@@ -255,3 +255,21 @@ fn a_stream_takes_what_the_replacement_policy_leaves_it() {
     };
     assert!(rows.iter().all(is_near), "{rows:.3?}");
 }
+
+/// If a bus has slots for few reads, and two programs each fill them alone: do both take about twice as long together,
+/// however many slots there are, as work conservation demands and the cycle-level machine shows?
+#[test]
+fn two_programs_that_fill_the_slots_of_a_bus_halve_each_other() {
+    let mut rows = Vec::new();
+    for slots in [4, 8, 12, 24] {
+        let mut machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        machine.memory.scheduling.requests_in_flight = Some(slots);
+        let (forecast, truth) = forecast_and_true_slowdown(&machine, &["libquantum", "libquantum"]);
+        rows.push((slots, forecast, truth));
+    }
+
+    let is_near = |&(_, forecast, truth): &(u32, f64, f64)| {
+        forecast < 1.25 && ((1.0 + forecast) / (1.0 + truth) - 1.0).abs() < 0.15
+    };
+    assert!(rows.iter().all(is_near), "{rows:.3?}");
+}

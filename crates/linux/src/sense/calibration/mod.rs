@@ -165,7 +165,9 @@ pub enum CalibrationError {
     )]
     NoSharedCache(String),
     /// Other work ran.
-    #[error("the host is too busy to be measured: {0}")]
+    #[error(
+        "the host is too busy to be measured: {0}; when little else runs for 20 s, 'cachemate topology --as-machine --measure' measures and stores it"
+    )]
     Busy(String),
     /// A thread could not be moved to its CPU.
     #[error("CPU {0}: {1}")]

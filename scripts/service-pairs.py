@@ -97,6 +97,12 @@ class Group:
         self.dir.rmdir()
 
 
+def busy_cpu_s():
+    """CPU time of all programs on this host, without what the hypervisor took."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]]
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+
+
 def output(*command):
     return subprocess.run(command, capture_output=True, text=True).stdout
 
@@ -212,10 +218,12 @@ def measure(slice_dir, work_dir, service, aggressor, command, read_status):
             is_on = number % 2 == 1
             other.freeze(not is_on)
             time.sleep(0.3)
-            begin, requests, cpu_s = time.time(), server.requests(), mine.cpu_s()
+            other_cpu_s = lambda: busy_cpu_s() - mine.cpu_s() - other.cpu_s()
+            begin, requests, cpu_s, others_s = time.time(), server.requests(), mine.cpu_s(), other_cpu_s()
             time.sleep((LAST_S if number == 2 * ROUNDS + 1 else PHASE_S) - 0.3)
             seconds, done, cpu_s = time.time() - begin, max(1, server.requests() - requests), mine.cpu_s() - cpu_s
-            phases.append({"is_on": is_on, "seconds": seconds / done, "cpu_seconds": cpu_s / done})
+            phases.append({"is_on": is_on, "seconds": seconds / done, "cpu_seconds": cpu_s / done,
+                           "cpus": cpu_s / seconds, "other_cpus": (other_cpu_s() - others_s) / seconds})
         services = read_status()["services"]
         stated = next((found for found in services if found["name"] == mine.name), {})
         return phases, stated
@@ -253,7 +261,7 @@ def judge(number, service, aggressor, phases, stated):
     print(f"| {number} | {service} | {aggressor} | {describe(run_time)} | "
           f"{describe_stated(stated.get('run_time_percent'), stated.get('run_time_range_percent'))} {words[answer['run time']]} | "
           f"{describe(cache)} | {describe_stated(stated.get('cache_percent'), stated.get('cache_range_percent'))} {words[answer['cache']]} | "
-          f"{short(by_cache)} | {short(by_waiting)} |", flush=True)
+          f"{short(by_cache)} | {short(by_waiting)} | {max(phase['other_cpus'] for phase in phases):.2f} |", flush=True)
     return answer
 
 
@@ -287,7 +295,7 @@ def main():
             wait("the daemon answers", socket.exists, 60)
             time.sleep(8)
             print("| n | service | aggressor | run time, last, median (range), % | stated (interval), holds it | CPU by request, last, median (range), % | "
-                  "cache, stated, holds it | cache by | waiting by |\n|---|---|---|---|---|---|---|---|---|")
+                  "cache, stated, holds it | cache by | waiting by | most CPUs of others |\n|---|---|---|---|---|---|---|---|---|---|")
             for number in chosen:
                 service, aggressor = PAIRS[number - 1]
                 phases, stated = measure(mount / "system.slice", work_dir, service, aggressor, aggressors[aggressor], read_status)

@@ -4,7 +4,7 @@
 CARGO ?= cargo
 RELEASE = target/release/cachemate
 
-.PHONY: demo test lint build bench repro faults kill soak services kubernetes slurm live lab install image deb rpm deb-test wheel nightly fuzz clean help
+.PHONY: demo test lint build bench repro faults kill soak services kubernetes slurm live lab install image deb deb-daemon rpm deb-test wheel nightly fuzz clean help
 
 help:
 	@echo 'make demo     record real programs here, predict which slow each other down, and plan who shares a cache'
@@ -16,12 +16,14 @@ help:
 	@echo 'make faults   a fault at every call of a managed run, and of the real restore: is anything lost?'
 	@echo 'make kill     kill -9 at KILLS random moments (200) of a managed run: is everything as before?'
 	@echo 'make soak     TASKS short-lived programs (10000) under a daemon: no leak, nothing lost'
-	@echo 'make services  real containers of containerd, changes of owners, control groups at random and births, SECONDS_EACH (600) s'
+	@echo 'make services  real containers of containerd, changes of owners, control groups at random and births, SECONDS_EACH (600) s;'
+	@echo '              Redis, PostgreSQL and nginx beside twelve aggressors (11 minutes): is the loss as stated, the culprit named?'
 	@echo 'make kubernetes  the chart, and the extender under a real scheduler with NODES (1000) and PODS (5000)'
 	@echo 'make slurm    the scripts for Slurm in Debian'"'"'s Slurm: a controller and two nodes on this host'
 	@echo 'make live     measure on this host (root, at most 30 minutes); reports what it cannot show'
 	@echo 'make lab      a real kernel on a modeled machine with shared L3s, PMU and RDT: does all of it work and come back?'
 	@echo 'make deb      two Debian packages (target/debian): cachemate, cachemate-daemon; make deb-test installs, exchanges, removes them'
+	@echo 'make deb-daemon  the second of them, in half of the time'
 	@echo 'make rpm      an rpm with the same files (target/rpm)'
 	@echo 'make image    an OCI image of the command for Kubernetes (target/cachemate-image.tar), built without a daemon'
 	@echo 'make wheel    a wheel for Python 3.11 and later, its stubs and tests with the installed wheel'
@@ -76,6 +78,7 @@ services: build
 	CACHEMATE_RACE_SECONDS=$(SECONDS_EACH) $(CARGO) test --locked -p cachemate-linux --test service_races -- --nocapture
 	CACHEMATE_TESTED=$(abspath $(RELEASE)) CACHEMATE_BIRTHS_SECONDS=$(SECONDS_EACH) CACHEMATE_BIRTHS_THREADS=10000 \
 		$(CARGO) test --locked -p cachemate-cli --test soak births -- --nocapture
+	python3 scripts/service-pairs.py $(RELEASE)
 
 # Optional: the tools are built from the Go module proxy into the user's cache folder, once. NOT RUN with the reason without
 # go or network.
@@ -128,12 +131,14 @@ image: build
 	python3 packaging/kubernetes/image.py $(RELEASE) $(IMAGE)
 
 DEB = target/debian
-# The command of the package cachemate-daemon, in a folder of its own: target/daemon.
-DAEMON = target/daemon
-deb: build
-	$(CARGO) build --profile daemon --locked -p cachemate-cli --no-default-features
+deb: build deb-daemon
 	packaging/deb.sh cachemate $(RELEASE) $(DEB)
-	packaging/deb.sh cachemate-daemon $(DAEMON)/cachemate $(DEB)
+
+# A folder of its own for the command: target/daemon.
+deb-daemon:
+	@scripts/setup.sh build
+	$(CARGO) build --profile daemon --locked -p cachemate-cli --no-default-features
+	packaging/deb.sh cachemate-daemon target/daemon/cachemate $(DEB)
 
 # The newest package of each of the two names.
 NEWEST_DEBS = $$(ls -t $(DEB)/cachemate_*.deb | head -n 1) $$(ls -t $(DEB)/cachemate-daemon_*.deb | head -n 1)

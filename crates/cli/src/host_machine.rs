@@ -89,7 +89,7 @@ fn stored_or_measured(session: &Session, topology: &Topology) -> Option<HostCali
         }
         Err(error) => {
             session.warn(&format!(
-                "{error:#}; assuming the figures of a server of today"
+                "{error:#}; assuming the figures of a server of today for this command"
             ));
             None
         }

@@ -356,7 +356,8 @@ fn plan_section(plan: &PlanResult) -> Markup {
             " A bar with an open end is longer than shown."
         }
         div.cards { @for cache in &plan.caches { div.card {
-            h3 { (cache.cache) " " span { "CPUs " (cache.cpus) } }
+            // A long list breaks between two CPUs.
+            h3 { (cache.cache) " " span { "CPUs " @for part in cache.cpus.split_inclusive(',') { (part) wbr; } } }
             @if cache.programs.is_empty() { p.soft { "idle" } }
             @for program in &cache.programs { div.row {
                 b { (program.name) }

@@ -165,7 +165,9 @@ pub enum CalibrationError {
     )]
     NoSharedCache(String),
     /// Other work ran.
-    #[error("the host is too busy to be measured: {0}")]
+    #[error(
+        "the host is too busy to be measured: {0}; when little else runs for 20 s, 'cachemate topology --as-machine --measure' measures and stores it"
+    )]
     Busy(String),
     /// A thread could not be moved to its CPU.
     #[error("CPU {0}: {1}")]
@@ -185,7 +187,7 @@ const FITTED_PARTS: usize = 3;
 /// Aimed length of a sample.
 const SAMPLE_NS: f64 = 2.5e6;
 /// Runs of a loop before its sample, at most, until it is as long as a sample.
-const MAX_SIZING_RUNS: usize = 12;
+const MAX_SIZING_RUNS: usize = 40;
 /// Share of a sample's elapsed time in which its thread must run.
 const MIN_RUNNING_SHARE: f64 = 0.97;
 /// Drift from which on a calibration is marked, and refused.
@@ -339,12 +341,14 @@ impl Sampler {
         }
         let mut units = 256u64;
         for _ in 0..MAX_SIZING_RUNS {
-            let (unit_ns, _) = self.time(timed_loop, units);
-            if unit_ns * units as f64 > 0.3 * SAMPLE_NS {
+            let (unit_ns, ran_through) = self.time(timed_loop, units);
+            if unit_ns * units as f64 <= 0.3 * SAMPLE_NS {
+                units *= 4;
+            } else if ran_through {
                 units = ((SAMPLE_NS / unit_ns) as u64).clamp(16, 1 << 26);
                 break;
             }
-            units *= 4;
+            // A pause would make the units seem long, and each sample too short.
         }
         self.units.insert(timed_loop, units);
         units

@@ -178,7 +178,7 @@ fn the_picture_has_the_figures_of_the_readme() {
     assert_eq!(slowdowns.len(), names.len(), "{slowdowns:?}");
     for percent in slowdowns {
         assert!(
-            picture.contains(&format!(">{percent} % slower<")),
+            picture.contains(&format!(">{percent:.1} % slower<")),
             "{percent}"
         );
     }

@@ -200,6 +200,17 @@ pub fn recording_of_program(name: &str) -> Result<Option<PathBuf>, String> {
     })
 }
 
+/// Says which program is meant by the name of both a simulated program and a bundled recording, which take other
+/// times; `None` for any other name.
+pub fn namesake_note(name: &str) -> Option<String> {
+    let is_simulated = kernels::programs().any(|known| known.name == name);
+    let recording = find_recording(name).ok().filter(|_| is_simulated)?;
+    Some(format!(
+        "note: '{name}' is the simulated program; the recording of that name is {}",
+        recording.display()
+    ))
+}
+
 /// Ids of the threads that have records in the recording, ascending.
 fn recorded_threads(path: &Path) -> Result<Vec<u32>, TraceError> {
     let mut reader = CmtReader::open(path)?;

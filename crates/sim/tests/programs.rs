@@ -742,8 +742,8 @@ fn documented_tables() -> [(&'static str, Vec<String>); 3] {
     });
     let sources = rows_of(&|spec| {
         format!(
-            "| `{}` | {} | {} | {} |",
-            spec.name, spec.footprint_source, spec.pace_source, spec.code_source
+            "| `{}` | {} | {} |",
+            spec.name, spec.footprint_source, spec.pace_source
         )
     });
     [

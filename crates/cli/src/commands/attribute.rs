@@ -6,7 +6,7 @@ use cachemate_repro::ExperimentContext;
 use cachemate_repro::corun::CoRunBench;
 use cachemate_repro::decompose::{CoRunnerPlace, Decomposition, decompose};
 use cachemate_repro::setup::WorkloadJob;
-use cachemate_scenario::recording_of_program;
+use cachemate_scenario::{namesake_note, recording_of_program};
 use clap::Args;
 
 use crate::args::JsonArg;
@@ -52,6 +52,12 @@ impl AttributeArgs {
             build_job(&self.program, self.seed)?,
             build_job(&self.with, self.seed.wrapping_add(50))?,
         );
+        for note in [&self.program, &self.with]
+            .into_iter()
+            .filter_map(|name| namesake_note(name))
+        {
+            session.note(&note);
+        }
         self.runs.start()?;
         let stop = session.interrupt_flag();
         let bar = session.progress_bar("attribute", None);

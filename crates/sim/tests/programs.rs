@@ -683,7 +683,7 @@ fn errors_contain_found_and_expected_values() {
                 group_sizes: vec![4, 0],
                 ..Options::default()
             },
-            "threads",
+            "group_sizes",
         ),
         (
             "rubis",

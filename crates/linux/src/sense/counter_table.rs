@@ -24,6 +24,9 @@ const MAX_COST: f64 = 0.01;
 /// Cost of a thread's counters, as a part of the window, below which they always count: opening and closing them would
 /// cost as much.
 const MIN_COST: f64 = 0.001;
+/// What counters are taken to cost at a switch where it cannot be measured: an assumption on the high
+/// side, so that a server that switches often is counted in spans rather than slowed down.
+const UNMEASURED_SWITCH_COST_NS: f64 = 20_000.0;
 /// Spans last a multiple of this part of a window, so that many of them begin and end together.
 const SPAN_STEPS: f64 = 64.0;
 /// Part of a window by which the spans of the next one are shifted: the golden ratio covers a window evenly.
@@ -72,9 +75,8 @@ impl CounterTable {
         let has_events = event_surveys
             .iter()
             .any(|survey| survey.absence_reason.is_none());
-        // If it cannot be measured, threads cannot be counted either.
         let switch_cost_ns = if has_events {
-            measure_switch_cost(&event_surveys).unwrap_or(0.0)
+            measure_switch_cost(&event_surveys).unwrap_or(UNMEASURED_SWITCH_COST_NS)
         } else {
             0.0
         };

@@ -72,6 +72,13 @@ fn conformance_findings(behaviors: &[PolicyBehavior], seed: u64) -> Vec<Finding>
     let ms_per_window = |behavior: &PolicyBehavior| behavior.ms_per_window.unwrap_or(f64::NAN);
     let grown_mib =
         |behavior: &PolicyBehavior| behavior.grown_bytes.unwrap_or(f64::NAN) / 1048576.0;
+    // A host that does not tell memory or time gives no finding about them, rather than one that is met.
+    let has_memory = behaviors
+        .iter()
+        .all(|behavior| behavior.grown_bytes.is_some());
+    let has_time = behaviors
+        .iter()
+        .all(|behavior| behavior.ms_per_window.is_some());
     let ours_finding = |name: &str, value: f64| Finding::declared(name, &[(seed, value)]);
     let windows = behaviors
         .iter()
@@ -82,7 +89,7 @@ fn conformance_findings(behaviors: &[PolicyBehavior], seed: u64) -> Vec<Finding>
         "{} policies, {windows} windows each, on the interval machine at nominal time",
         behaviors.len()
     );
-    vec![
+    let mut findings = vec![
         Finding::new(
             "INTERVAL-1",
             "longest time that any policy keeps a task from running",
@@ -114,13 +121,20 @@ fn conformance_findings(behaviors: &[PolicyBehavior], seed: u64) -> Vec<Finding>
             .concat(),
         )
         .with_note(note.clone()),
-        ours_finding("interval-1-memory", max_over_policies(&grown_mib))
+    ];
+    if has_memory {
+        let finding = ours_finding("interval-1-memory", max_over_policies(&grown_mib))
             .with_points(policy_points("gained", &grown_mib))
-            .with_note(note.clone()),
-        ours_finding("interval-1-time", max_over_policies(&ms_per_window))
+            .with_note(note.clone());
+        findings.push(finding);
+    }
+    if has_time {
+        let finding = ours_finding("interval-1-time", max_over_policies(&ms_per_window))
             .with_points(policy_points("a window", &ms_per_window))
-            .with_note(note),
-    ]
+            .with_note(note);
+        findings.push(finding);
+    }
+    findings
 }
 
 fn measure_behavior(

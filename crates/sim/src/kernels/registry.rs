@@ -150,23 +150,27 @@ fn check_options(spec: &'static KernelSpec, options: &Options) -> Result<(), Pro
     if !options.group_sizes.is_empty() && (options.threads.is_some() || options.groups.is_some()) {
         return refuse_option(
             "group_sizes",
-            format!("{:?}", options.group_sizes),
-            "not together with threads or groups".into(),
+            format!("{:?}, and threads or groups", options.group_sizes),
+            "one of the two".into(),
         );
     }
     let sizes = group_sizes(spec, options);
     let thread_count: u64 = sizes.iter().map(|&n| u64::from(n)).sum();
     if sizes.is_empty() || sizes.contains(&0) || thread_count > 4096 {
+        let option = match options.group_sizes.is_empty() {
+            true => "threads",
+            false => "group_sizes",
+        };
         return refuse_option(
-            "threads",
+            option,
             format!("{sizes:?}"),
             "1 to 4096 threads, none of the groups empty".into(),
         );
     }
-    if options.background_threads.is_some_and(|n| n > 256) {
+    if let Some(count) = options.background_threads.filter(|&count| count > 256) {
         return refuse_option(
             "background_threads",
-            format!("{:?}", options.background_threads),
+            count.to_string(),
             "at most 256".into(),
         );
     }

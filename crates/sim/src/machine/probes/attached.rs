@@ -145,7 +145,11 @@ impl AttachedProbe {
             ticks_before: Vec::new(),
         };
         for slot in slots {
-            attached_probe.attach_to_slot(slot, machine)?;
+            if let Err(refusal) = attached_probe.attach_to_slot(slot, machine) {
+                // The tasks before this one have the probe already, and would be busy for ever.
+                attached_probe.end(machine);
+                return Err(refusal);
+            }
         }
         attached_probe.poll(machine);
         Ok(attached_probe)
@@ -440,7 +444,8 @@ impl AttachedProbe {
         new_samples.sort_by_key(|sample| sample.at_ns);
         new_samples.truncate((*at_most - *taken) as usize);
         *taken += new_samples.len() as u32;
-        let new_events = event_count - std::mem::replace(events, event_count);
+        // Threads that have vanished take their events with them.
+        let new_events = event_count.saturating_sub(std::mem::replace(events, event_count));
         let has_evidence = !new_samples.is_empty() || new_events > 0;
         has_evidence.then_some(ProbeEvidence::Samples {
             sample_period: *one_in,

@@ -518,47 +518,36 @@ impl MemorySystem {
             server.station.priority_share = f64::from((priority_lines / all_lines).min(1.0));
         }
         let solution = server.station.solve(&sources, server.solution.lines_ahead);
-        let solution =
-            self.behind_slots(node, only_package, server_kind, solution, server.solution);
+        let solution = match self.slots_before(node, only_package) {
+            Some(slots) if server_kind != ServerKind::ReadSlots => {
+                behind_slots(slots, solution, server.solution)
+            }
+            _ => solution,
+        };
         self.sources = sources;
         if let Some(target) = self.server_mut(node, only_package, server_kind) {
             *target = server.solved(solution);
         }
     }
 
-    /// A queue in which no more reads wait than the bus has slots: the others wait for a slot, and not here as well. The
-    /// longer lines wait here, the longer they hold their slots, and the fewer arrive; so half of the way to the new solution,
-    /// in orders of magnitude, is taken at once, because the whole way leads from an empty queue to a full one and back.
-    fn behind_slots(
-        &self,
-        node: usize,
-        package: Option<u32>,
-        server_kind: ServerKind,
-        solution: QueueSolution,
-        before: QueueSolution,
-    ) -> QueueSolution {
-        let slot_server = match server_kind {
-            ServerKind::ReadSlots => None,
-            _ => self.slot_server(
-                node,
-                package.unwrap_or(node as u32 * self.packages_per_node),
-            ),
+    /// Slots that the reads at a package's bus or, without a package, at the node's controller hold; `None` if there is no
+    /// limit.
+    fn slots_before(&self, node: usize, package: Option<u32>) -> Option<f64> {
+        let groups = match package {
+            Some(package) => package as usize..package as usize + 1,
+            None if self.buses.is_empty() => node..node + 1,
+            None => {
+                let packages = self.packages_per_node as usize;
+                node * packages..(node + 1) * packages
+            }
         };
-        let Some(slot_server) = slot_server else {
-            return solution;
-        };
-        // Packages of a node send to the same controller.
-        let groups = match (server_kind, self.buses.is_empty()) {
-            (ServerKind::Controller, false) => self.packages_per_node,
-            _ => 1,
-        };
-        let slots = f64::from(groups) * slot_server.station.servers;
-        let lines_ahead = solution.lines_ahead.min(slots).max(EMPTY_QUEUE_LINES);
-        QueueSolution {
-            lines_ahead: libm::sqrt(lines_ahead * before.lines_ahead.max(EMPTY_QUEUE_LINES)),
-            load: 0.5 * (solution.load + before.load),
-            in_flight: solution.in_flight.min(slots),
-        }
+        let slot_servers = self.read_slots.get(groups)?;
+        Some(
+            slot_servers
+                .iter()
+                .map(|server| server.station.servers)
+                .sum(),
+        )
     }
 
     fn server_mut(
@@ -590,6 +579,18 @@ impl MemorySystem {
             .chain(self.slot_server(node, package))
             .map(|server| self.wait_at_server(server, demand))
             .sum()
+    }
+}
+
+/// A queue in which no more reads wait than there are slots: the others wait for a slot, and not here as well. The longer
+/// lines wait here, the longer they hold their slots, and the fewer arrive; so half of the way to the new solution, in
+/// orders of magnitude, is taken at once, because the whole way leads from an empty queue to a full one and back.
+fn behind_slots(slots: f64, solution: QueueSolution, before: QueueSolution) -> QueueSolution {
+    let lines_ahead = solution.lines_ahead.min(slots).max(EMPTY_QUEUE_LINES);
+    QueueSolution {
+        lines_ahead: libm::sqrt(lines_ahead * before.lines_ahead.max(EMPTY_QUEUE_LINES)),
+        load: 0.5 * (solution.load + before.load),
+        in_flight: solution.in_flight.min(slots),
     }
 }
 

@@ -203,7 +203,7 @@ pub fn recording_of_program(name: &str) -> Result<Option<PathBuf>, String> {
 /// Says which program is meant by the name of both a simulated program and a bundled recording, which take other
 /// times; `None` for any other name.
 pub fn namesake_note(name: &str) -> Option<String> {
-    let is_simulated = kernels::programs().any(|known| known.name == name);
+    let is_simulated = recording_of_program(name) == Ok(None);
     let recording = find_recording(name).ok().filter(|_| is_simulated)?;
     Some(format!(
         "note: '{name}' is the simulated program; the recording of that name is {}",

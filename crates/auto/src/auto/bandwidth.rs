@@ -172,7 +172,9 @@ struct FailedLevel {
 }
 
 impl Throttle {
-    fn record_failure(&mut self, window: u64, mean_slack: f64) {
+    /// Records that a promise is missed with this level; returns what a trial of it costs.
+    fn record_failure(&mut self, window: u64, mean_slack: f64) -> f64 {
+        let cost = -mean_slack * f64::from(TRIAL_WINDOWS);
         let before = self.failure.filter(|failure| failure.level <= self.level);
         let windows = before.map_or(RETRY_WINDOWS.0, |failure| {
             (2 * failure.windows).min(RETRY_WINDOWS.1)
@@ -181,8 +183,9 @@ impl Throttle {
             level: self.level,
             retry_window: window + windows,
             windows,
-            cost: -mean_slack * f64::from(TRIAL_WINDOWS),
+            cost,
         });
+        cost
     }
 
     fn may_try(&self, level: u32, window: u64, saved_slack: f64) -> bool {
@@ -321,8 +324,7 @@ impl NodeThrottles {
         window: u64,
     ) -> Option<RuleStep> {
         if let Some(throttle) = self.throttles.iter_mut().find(|t| t.raised_from.is_some()) {
-            throttle.record_failure(window, mean_slack);
-            self.saved_slack = mean_slack * f64::from(TRIAL_WINDOWS);
+            self.saved_slack = -throttle.record_failure(window, mean_slack);
             throttle.level = throttle.raised_from.take().unwrap_or(throttle.level);
             return Some(RuleStep::Lowered(
                 throttle.aggressor.process,
@@ -376,8 +378,7 @@ impl NodeThrottles {
 
         // A level that held until now is left by one step, and everything else is halved.
         let held_until_now = std::mem::take(&mut throttle.has_held);
-        throttle.record_failure(window, mean_slack);
-        self.saved_slack = mean_slack * f64::from(TRIAL_WINDOWS);
+        self.saved_slack = -throttle.record_failure(window, mean_slack);
         let lever = throttle.aggressor.lever;
         let (process, level) = (throttle.aggressor.process, throttle.level);
         throttle.level = if held_until_now {

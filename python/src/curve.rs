@@ -7,6 +7,7 @@ use cachemate_report::text::{format_number, format_size};
 use cachemate_study::{
     CurveRequest, CurveSubject, PartTotals, WholeCurve, check_line_bytes, check_rate, curve_counts,
     curve_counts_from_sample, default_sizes, drop_filtered_sizes, limits_for_sizes,
+    refuse_late_bursts,
 };
 use numpy::PyArray1;
 use pyo3::exceptions::PyValueError;
@@ -205,12 +206,14 @@ pub fn mrc(
     };
     let limits = limits_for_sizes(&sizes, line_bytes);
     let request = CurveRequest::new(subject, line_bytes, limits, threads).map_err(value_error)?;
-    let mut measurement = request.begin(reading.expected(), &reading.burst_starts());
+    let bursts = reading.burst_starts();
+    let mut measurement = request.begin(reading.expected(), &bursts);
     let mut batch = Vec::new();
     while reading.next_addresses(py, &mut batch)? {
         py.detach(|| measurement.push_addresses(&mut batch))
             .map_err(value_error)?;
     }
+    refuse_late_bursts(&bursts, reading.totals().as_ref()).map_err(value_error)?;
     let part_totals = PartTotals::from_totals(
         reading.totals().as_ref(),
         reading.header().instructions_known,

@@ -2,7 +2,9 @@
 //!
 //! A calibration is stored with the host's name, kernel and processor in the directory of data that can be measured again, and
 //! is used until one of them changes, or `topology --as-machine --measure` replaces it. Without one, it is measured at the first
-//! need, and a line says so. If the host is too busy, its figures are assumed, and a line says so too.
+//! need, and a line says so. If the host is too busy, its figures are assumed, and a line says so too. What other guests do to
+//! the shared cache changes by the minute, so a command that needs the machine looks at it again if that was
+//! [`NEIGHBOR_SAMPLE_AGE_S`] ago, for two seconds.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +13,9 @@ use cachemate_core::{Cpu, MachineSpec, Topology};
 use cachemate_daemon::colored_program::available_bytes;
 use cachemate_daemon::loss_history::unix_time_s;
 use cachemate_daemon::paths;
-use cachemate_linux::sense::calibration::{HostCalibration, SharingCheck, measure_host};
+use cachemate_linux::sense::calibration::{
+    HostCalibration, NeighborHistory, NeighborSample, SharingCheck, measure_host, sample_neighbors,
+};
 
 use crate::commands::topology::as_machine::{HostFacts, build_machine};
 use crate::session::Session;
@@ -19,6 +23,8 @@ use crate::session::Session;
 /// The name by which options select this host.
 pub const HOST_NAME: &str = "host";
 const MAX_CALIBRATION_BYTES: u64 = 1 << 20;
+/// Age of the newest sample of the neighbors from which on another is taken, in seconds.
+const NEIGHBOR_SAMPLE_AGE_S: u64 = 300;
 
 /// A CPU of this host's description, as the kernel numbers it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,7 +79,14 @@ pub fn wrong_lists(calibration: &HostCalibration) -> impl Iterator<Item = String
 fn stored_or_measured(session: &Session, topology: &Topology) -> Option<HostCalibration> {
     let identity = HostIdentity::read();
     match identity.read_stored() {
-        Ok(Some(calibration)) => return Some(calibration),
+        Ok(Some(calibration)) => {
+            return Some(with_recent_sample(
+                session,
+                &identity,
+                topology,
+                calibration,
+            ));
+        }
         Ok(None) => {}
         Err(error) => session.warn(&format!("{error:#}; measuring again")),
     }
@@ -94,6 +107,40 @@ fn stored_or_measured(session: &Session, topology: &Topology) -> Option<HostCali
             None
         }
     }
+}
+
+/// Adds a sample of the neighbors, if there are any and the newest sample is old. A sample that cannot be taken or stored now is
+/// not missed.
+fn with_recent_sample(
+    session: &Session,
+    identity: &HostIdentity,
+    topology: &Topology,
+    mut calibration: HostCalibration,
+) -> HostCalibration {
+    let now_s = unix_time_s();
+    let neighbors = &calibration.neighbors;
+    let newest_s = neighbors.newest().map_or(0, |sample| sample.measured_at_s);
+    if !neighbors.has_neighbors() || now_s.saturating_sub(newest_s) < NEIGHBOR_SAMPLE_AGE_S {
+        return calibration;
+    }
+    session.log("looking at what other guests do to the shared cache: 2 s");
+    match sample_neighbors(topology, identity.available_bytes, &calibration) {
+        Ok(sample) => {
+            calibration.neighbors.add(NeighborSample {
+                measured_at_s: now_s,
+                ..sample
+            });
+            if let Err(error) = identity.store(&calibration) {
+                session.warn(&format!(
+                    "{error:#}; the sample counts for this command only"
+                ));
+            }
+        }
+        Err(error) => session.note(&format!(
+            "note: {error}; earlier samples of the neighbors count"
+        )),
+    }
+    calibration
 }
 
 /// Returns the stored calibration of this host, if there is one.
@@ -125,12 +172,28 @@ pub fn measure_now(topology: &Topology) -> anyhow::Result<HostCalibration> {
 }
 
 fn measure(identity: &HostIdentity, topology: &Topology) -> anyhow::Result<HostCalibration> {
+    let (now_s, measured) = (
+        unix_time_s(),
+        measure_host(topology, identity.available_bytes)?,
+    );
+    // What neighbors did before is known from earlier calibrations of the host.
+    let mut neighbors = match identity.read_stored() {
+        Ok(Some(earlier)) => earlier.neighbors,
+        _ => NeighborHistory::default(),
+    };
+    if let Some(sample) = measured.neighbors.newest() {
+        neighbors.add(NeighborSample {
+            measured_at_s: now_s,
+            ..*sample
+        });
+    }
     let calibration = HostCalibration {
         host: identity.host.clone(),
         kernel: identity.kernel.clone(),
         processor: identity.processor.clone(),
-        measured_at_s: unix_time_s(),
-        ..measure_host(topology, identity.available_bytes)?
+        measured_at_s: now_s,
+        neighbors,
+        ..measured
     };
     identity.store(&calibration)?;
     Ok(calibration)

@@ -325,7 +325,7 @@ impl Prediction {
             name: self.programs[index].name.clone(),
             solo_mpki: Some(alone[index].mpki),
             solo_cycles_per_instr: Some(alone[index].cycles_per_instr),
-            miss_ratio: forecast.miss_ratio.map(MissRatio::value),
+            miss_ratio: forecast.miss_ratio().map(MissRatio::value),
             mpki: Some(forecast.mpki),
             slowdown_percent: Some(100.0 * forecast.slowdown.value),
             slowdown_interval: Some(forecast.slowdown.into()),

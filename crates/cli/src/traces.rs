@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cachemate_study::{CurveRequest, MeasuredCurves, to_lines};
+use cachemate_study::{CurveRequest, MeasuredCurves, refuse_late_bursts, to_lines};
 use cachemate_trace::{
     AccessRecord, CmtReader, Format, TraceError, TraceHeader, TraceReader, TraceTotals,
     bundled_recording,
@@ -189,7 +189,8 @@ impl TraceInput {
             return Ok(curves);
         }
 
-        let mut measurement = request.begin(self.expected_records(), self.burst_starts());
+        let bursts = self.burst_starts().to_vec();
+        let mut measurement = request.begin(self.expected_records(), &bursts);
         if measurement.needs_records() {
             let header = self.header().clone();
             let mut records = Vec::new();
@@ -202,6 +203,7 @@ impl TraceInput {
                 measurement.push_addresses(&mut addresses)?;
             }
         }
+        refuse_late_bursts(&bursts, self.reader.totals())?;
         Ok(measurement.finish()?)
     }
 
@@ -284,9 +286,14 @@ impl TraceReader for TraceInput {
         let has_more = self.next_records(batch)?;
         if !has_more {
             batch.clear();
+            let read_bursts = || {
+                let bursts = self.burst_starts().iter().copied();
+                bursts.filter(|&first| first < self.record_count).collect()
+            };
             let partial_totals = || TraceTotals {
                 ended: Some("interrupted".to_string()),
                 records: self.record_count,
+                bursts: read_bursts(),
                 ..TraceTotals::default()
             };
             let is_partial = self.is_stopped || self.damage.is_some();

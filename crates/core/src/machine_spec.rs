@@ -146,9 +146,12 @@ pub struct CacheSpec {
     /// Traffic with which other systems fill the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbor_bytes_per_cycle: Option<f64>,
-    /// Factor by which that traffic rises and falls within seconds, at least 1; `None` if it is steady. Forecasts are means over it.
+    /// Factor by which that traffic rises and falls, at least 1; `None` if it is steady. Forecasts are means over it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbor_spread: Option<f64>,
+    /// Factor by which the pool shrinks while that traffic rises, and grows while it falls, at least 1; `None` if it is steady.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool_spread: Option<f64>,
     /// The treatment of stores.
     #[serde(default)]
     pub write: WritePolicy,
@@ -744,9 +747,14 @@ impl MachineSpec {
         if let Some(found) = cache.pool_bytes.filter(|bytes| *bytes < cache.size_bytes) {
             return cache_spec_error("pool_bytes", found.to_string(), "at least size_bytes");
         }
-        let spread = cache.neighbor_spread;
-        if let Some(found) = spread.filter(|spread| !(1.0..=1000.0).contains(spread)) {
-            return cache_spec_error("neighbor_spread", found.to_string(), "1 to 1000");
+        let spreads = [
+            ("neighbor_spread", cache.neighbor_spread),
+            ("pool_spread", cache.pool_spread),
+        ];
+        for (field, spread) in spreads {
+            if let Some(found) = spread.filter(|spread| !(1.0..=1000.0).contains(spread)) {
+                return cache_spec_error(field, found.to_string(), "1 to 1000");
+            }
         }
         let is_divisor = cache.shared_by_cores != 0
             && self.cores_per_package.is_multiple_of(cache.shared_by_cores);

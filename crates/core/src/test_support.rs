@@ -308,6 +308,7 @@ pub fn cache_spec(
         pool_bytes: None,
         neighbor_bytes_per_cycle: None,
         neighbor_spread: None,
+        pool_spread: None,
         write: WritePolicy::Back,
         inclusion: Inclusion::NonInclusive,
         index: SetIndexing::Physical,

@@ -37,9 +37,15 @@ const MIN_START_LIFETIMES: f64 = 1.5;
 const MIN_MEASURED_CYCLES: f64 = 100e6;
 const MIN_MEASURED_ROUNDS: f64 = 4.0;
 
-/// Slowdown minus one, misses and references per instruction, instructions per cycle, and lines fetched per cycle of a
-/// program in one solution.
-pub(crate) type RunRates = [f64; 5];
+/// The rates of a program in one solution.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct RunRates {
+    /// Run time divided by that with the whole cache, minus one.
+    pub slowdown: f64,
+    pub misses_per_instr: f64,
+    pub references_per_instr: f64,
+    pub instr_per_cycle: f64,
+}
 
 /// The forecast for one program of a group.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
@@ -48,22 +54,26 @@ pub struct MemberForecast {
     pub slowdown: Estimate,
     /// Demand misses of the shared cache per thousand instructions.
     pub mpki: f64,
-    /// Demand misses divided by references; `None` without references.
-    pub miss_ratio: Option<MissRatio>,
+    /// References of the shared cache per thousand instructions.
+    pub references_per_kilo_instr: f64,
     /// Instructions per cycle in the group.
     pub instr_per_cycle: f64,
 }
 
+impl MemberForecast {
+    /// Demand misses divided by references; `None` without references.
+    pub fn miss_ratio(&self) -> Option<MissRatio> {
+        MissRatio::from_counts(self.mpki, self.references_per_kilo_instr)
+    }
+}
+
 /// The demand misses divided by references, over all programs of a group; `None` without references.
 pub fn group_miss_ratio(members: &[MemberForecast]) -> Option<MissRatio> {
-    let misses: f64 = members
-        .iter()
-        .map(|member| member.mpki * member.instr_per_cycle)
-        .sum();
-    let references = members.iter().filter_map(|member| {
-        Some(member.mpki * member.instr_per_cycle / member.miss_ratio?.value())
-    });
-    let references: f64 = references.filter(|count| count.is_finite()).sum();
+    let (mut misses, mut references) = (0.0, 0.0);
+    for member in members {
+        misses += member.mpki * member.instr_per_cycle;
+        references += member.references_per_kilo_instr * member.instr_per_cycle;
+    }
     MissRatio::from_counts(misses, references)
 }
 
@@ -106,10 +116,13 @@ pub fn forecast_alone(
     let mut cycles_per_instr = Vec::new();
     for draw in 0..program.timed_draws.len() {
         let runs_of_states = solve_alone(&states, program, 0, draw)?;
-        cycles_per_instr.push(mean_cycles_per_instr(runs_of_states.iter()));
+        cycles_per_instr.push(mean_cycles_per_instr(&runs_of_states));
         runs.push(runs_of_states[middle_state]);
     }
-    let misses: Vec<f64> = runs.iter().map(|run| 1000.0 * run[1]).collect();
+    let misses: Vec<f64> = runs
+        .iter()
+        .map(|run| 1000.0 * run.misses_per_instr)
+        .collect();
     Ok(SoloForecast {
         mpki: median_of_draws(&misses),
         cycles_per_instr: median_of_draws(&cycles_per_instr),
@@ -180,76 +193,105 @@ fn forecast_beside(
         runs.push(states.iter().map(solve).collect::<ForecastResult<_>>()?);
     }
 
-    let (middle_draw, middle_state) = (draw_count / 2, states.len() / 2);
-    let machine = &states[middle_state];
+    // Only their speeds count, not their slowdowns.
+    let machine = &states[states.len() / 2];
     let space_deviation = machine
         .last_level_cache()
         .map_or(0.0, set_means::space_deviation);
+    let run_in_space =
+        |factor: f64| solve_with_cache(machine, programs, cpus, draw_count / 2, factor);
+    let crowded_runs = run_in_space(1.0 + space_deviation)?;
+    let spacious_runs = run_in_space(1.0 / (1.0 + space_deviation))?;
 
-    // Only their speeds count, not their slowdowns.
-    let run_in_space = |factor: f64| solve_with_cache(machine, programs, cpus, middle_draw, factor);
-    let crowded_run = run_in_space(1.0 + space_deviation)?;
-    let spacious_run = run_in_space(1.0 / (1.0 + space_deviation))?;
-
-    let forecast_member = |index: usize| {
-        // Alone and together against the speed with the whole cache. The runs hold other shares of the phases, but no co-runner
-        // makes lines stay for longer.
-        let slowdown_of = |draw: usize, state: usize| match alone[index].get(draw) {
-            Some(alone) => {
-                let together = &runs[draw][state][index];
-                ((1.0 + together[0]) / (1.0 + alone[state][0]) - 1.0).max(0.0)
-            }
-            None => runs[draw][state][index][0],
-        };
-
-        // What neighbors do changes within a run, so that a run takes the mean of the times in their states.
-        let mean_slowdown = |draw: usize| match alone[index].get(draw) {
-            Some(alone) => {
-                let relative = |run: &RunRates| 1.0 + run[0];
-                let together: f64 = runs[draw].iter().map(|run| relative(&run[index])).sum();
-                (together / alone.iter().map(relative).sum::<f64>() - 1.0).max(0.0)
-            }
-            None => slowdown_of(draw, middle_state),
-        };
-
-        let mut slowdowns: Vec<f64> = (0..draw_count)
-            .flat_map(|draw| (0..states.len()).map(move |state| (draw, state)))
-            .map(|(draw, state)| slowdown_of(draw, state))
-            .collect();
-        slowdowns.sort_by(f64::total_cmp);
-        let mean_slowdowns: Vec<f64> = (0..draw_count).map(mean_slowdown).collect();
-        let metric_median = |metric: usize| {
-            let of_draws = runs
+    let members = programs.iter().enumerate().map(|(index, program)| {
+        let member = MemberRuns {
+            together: runs
                 .iter()
-                .map(|states| states[middle_state][index][metric]);
-            median_of_draws(&of_draws.collect::<Vec<_>>())
+                .map(|states| states.iter().map(|run| run[index]).collect())
+                .collect(),
+            alone: alone[index],
         };
+        let space_changes = [&spacious_runs, &crowded_runs]
+            .map(|runs| member.slowdown_change(runs[index].instr_per_cycle));
+        member.forecast(space_changes, program.sampling_error_share)
+    });
+    Ok(members.collect())
+}
 
-        let middle = &runs[middle_draw][middle_state][index];
-        // Alone, the program has the speed of its profile, however much space it needs.
-        let slowdown_change = |run: &[RunRates]| {
-            (1.0 + slowdown_of(middle_draw, middle_state)) * (middle[3] / run[index][3] - 1.0)
-        };
-        let cycles_per_instr: Vec<f64> = runs
-            .iter()
-            .map(|states| mean_cycles_per_instr(states.iter().map(|run| &run[index])))
-            .collect();
+/// The solutions for one program of a group, each by draw and by state of the neighbors.
+struct MemberRuns<'a> {
+    together: Vec<Vec<RunRates>>,
+    /// Without neighbors there are none, and the program alone has the speed of its profile.
+    alone: &'a AloneRuns,
+}
 
-        let mpki = 1000.0 * metric_median(1);
+impl MemberRuns<'_> {
+    /// The forecast. `space_changes` are changes of the slowdown with more and with less space.
+    fn forecast(&self, space_changes: [f64; 2], sampling_error_share: f64) -> MemberForecast {
+        let mut slowdowns = Vec::new();
+        let (mut means, mut cycles_per_instr) = (Vec::new(), Vec::new());
+        for (draw, runs) in self.together.iter().enumerate() {
+            slowdowns.extend((0..runs.len()).map(|state| self.slowdown(draw, state)));
+            means.push(self.mean_slowdown(draw));
+            cycles_per_instr.push(mean_cycles_per_instr(runs));
+        }
+        slowdowns.sort_by(f64::total_cmp);
+
+        let per_kilo_instr = |rate: fn(&RunRates) -> f64| 1000.0 * self.middle_state_median(rate);
         MemberForecast {
             slowdown: with_model_error(
-                median_of_draws(&mean_slowdowns),
+                median_of_draws(&means),
                 &slowdowns,
-                [&spacious_run, &crowded_run].map(|run| slowdown_change(run)),
-                programs[index].sampling_error_share,
+                space_changes,
+                sampling_error_share,
             ),
-            mpki,
-            miss_ratio: MissRatio::from_counts(mpki / 1000.0, metric_median(2)),
+            mpki: per_kilo_instr(|run| run.misses_per_instr),
+            references_per_kilo_instr: per_kilo_instr(|run| run.references_per_instr),
             instr_per_cycle: 1.0 / median_of_draws(&cycles_per_instr),
         }
-    };
+    }
 
-    Ok((0..programs.len()).map(forecast_member).collect())
+    fn middle_draw(&self) -> usize {
+        self.together.len() / 2
+    }
+
+    fn middle_state(&self) -> usize {
+        self.together[0].len() / 2
+    }
+
+    fn middle_state_median(&self, rate: impl Fn(&RunRates) -> f64) -> f64 {
+        let state = self.middle_state();
+        let rates = self.together.iter().map(|runs| rate(&runs[state]));
+        median_of_draws(&rates.collect::<Vec<_>>())
+    }
+
+    /// The slowdown in one state. Alone and together against the speed with the whole cache: the runs hold other shares of
+    /// the phases, but no co-runner makes lines stay for longer.
+    fn slowdown(&self, draw: usize, state: usize) -> f64 {
+        let together = self.together[draw][state].slowdown;
+        match self.alone.get(draw) {
+            Some(alone) => ((1.0 + together) / (1.0 + alone[state].slowdown) - 1.0).max(0.0),
+            None => together,
+        }
+    }
+
+    /// The slowdown over all states: what neighbors do changes within a run, so that a run takes the mean of the times in
+    /// their states.
+    fn mean_slowdown(&self, draw: usize) -> f64 {
+        let Some(alone) = self.alone.get(draw) else {
+            return self.slowdown(draw, self.middle_state());
+        };
+        let time = |runs: &[RunRates]| runs.iter().map(|run| 1.0 + run.slowdown).sum::<f64>();
+        (time(&self.together[draw]) / time(alone) - 1.0).max(0.0)
+    }
+
+    /// The change of the slowdown at another speed. Alone, the program has the speed of its profile, however much space it
+    /// needs.
+    fn slowdown_change(&self, instr_per_cycle: f64) -> f64 {
+        let (draw, state) = (self.middle_draw(), self.middle_state());
+        let known_speed = self.together[draw][state].instr_per_cycle;
+        (1.0 + self.slowdown(draw, state)) * (known_speed / instr_per_cycle - 1.0)
+    }
 }
 
 /// Places programs by forecasts of all of them at once on the whole machine. The search starts from the best placement by
@@ -404,22 +446,37 @@ fn is_pooled(machine: &MachineSpec) -> bool {
     cache.is_some_and(|cache| cache.pool_bytes.is_some())
 }
 
-/// The machine with less, the stated and more traffic of the neighbors, or alone if that is steady.
+/// The machine while its neighbors do little, what is stated, and much: with more traffic they leave a smaller pool. Alone if
+/// they are steady.
 fn neighbor_states(machine: &MachineSpec) -> Vec<MachineSpec> {
-    let cache = machine.last_level_cache();
-    let Some((level, spread)) = cache.and_then(|cache| Some((cache.level, cache.neighbor_spread?)))
-    else {
+    let Some(contended) = machine.last_level_cache() else {
         return vec![machine.clone()];
     };
-    let with_factor = |factor: f64| {
+    let (level, spreads) = (
+        contended.level,
+        [contended.neighbor_spread, contended.pool_spread],
+    );
+    if spreads.iter().all(Option::is_none) {
+        return vec![machine.clone()];
+    }
+    let [traffic_spread, pool_spread] = spreads.map(|spread| spread.unwrap_or(1.0));
+    let with_factors = |(traffic_factor, pool_factor): (f64, f64)| {
         let mut state = machine.clone();
         for cache in state.caches.iter_mut().filter(|cache| cache.level == level) {
-            let rate = cache.neighbor_bytes_per_cycle.map(|rate| factor * rate);
-            cache.neighbor_bytes_per_cycle = rate;
+            let rate = cache.neighbor_bytes_per_cycle;
+            cache.neighbor_bytes_per_cycle = rate.map(|rate| traffic_factor * rate);
+            let pool = cache.pool_bytes;
+            cache.pool_bytes = pool.map(|bytes| (pool_factor * bytes as f64) as u64);
         }
         state
     };
-    [1.0 / spread, 1.0, spread].map(with_factor).to_vec()
+    [
+        (1.0 / traffic_spread, pool_spread),
+        (1.0, 1.0),
+        (traffic_spread, 1.0 / pool_spread),
+    ]
+    .map(with_factors)
+    .to_vec()
 }
 
 /// The rates of a program alone, by state of the neighbors.
@@ -436,9 +493,9 @@ fn solve_alone(
     states.iter().map(solve).collect()
 }
 
-fn mean_cycles_per_instr<'a>(runs: impl ExactSizeIterator<Item = &'a RunRates>) -> f64 {
-    let count = runs.len() as f64;
-    runs.map(|run| 1.0 / run[3]).sum::<f64>() / count
+fn mean_cycles_per_instr(runs: &[RunRates]) -> f64 {
+    let sum: f64 = runs.iter().map(|run| 1.0 / run.instr_per_cycle).sum();
+    sum / runs.len() as f64
 }
 
 /// Each program of a group takes a different draw, so that the combinations vary.
@@ -504,8 +561,8 @@ fn line_lifetime_cycles(machine: &MachineSpec) -> f64 {
         .unwrap_or(0.0)
 }
 
-/// Runs an engine until `start_cycles`, and then for `read_cycles`. Returns for each task in the latter: slowdown minus one,
-/// misses (by the counter of the task) and references per instruction, instructions per cycle, and lines fetched per cycle.
+/// Runs an engine until `start_cycles`, and then for `read_cycles`; the rates are each task's in the latter. Misses are those
+/// of the task's counter.
 pub(crate) fn window_rates(
     engine: &mut IntervalEngine,
     slots: &[u32],
@@ -526,13 +583,12 @@ pub(crate) fn window_rates(
         let instructions = (current_totals.instructions - earlier.instructions).max(1.0);
         let cycles = (current_totals.cycles - earlier.cycles).max(1.0);
         let slowdown = cycles / count_since(SOLO_CYCLES).max(1.0) - 1.0;
-        [
+        RunRates {
             slowdown,
-            count_since(miss_counter) / instructions,
-            count_since(REFERENCES) / instructions,
-            instructions / cycles,
-            count_since(FILLS) / cycles,
-        ]
+            misses_per_instr: count_since(miss_counter) / instructions,
+            references_per_instr: count_since(REFERENCES) / instructions,
+            instr_per_cycle: instructions / cycles,
+        }
     };
     slots
         .iter()
@@ -789,6 +845,27 @@ mod tests {
         let slow = alone(&with_neighbors(many, None));
         let mixed = alone(&varying);
         assert!(fast < mixed && mixed < slow, "{fast} {mixed} {slow}");
+
+        // Neighbors that leave a smaller pool in their busy hours cost more than those that leave it as it is.
+        let mut shrinking = varying.clone();
+        for cache in &mut shrinking.caches {
+            cache.pool_spread = cache.pool_bytes.map(|_| 2.0);
+        }
+        assert!(loss_on(&shrinking).high > mean.high, "{mean:?}");
+    }
+
+    /// Do the hits of a program without misses count in its group's miss ratio?
+    #[test]
+    fn the_hits_of_a_program_without_misses_count_in_its_group() {
+        let member = |mpki: f64, references_per_kilo_instr: f64| MemberForecast {
+            slowdown: Estimate::exact(0.0),
+            mpki,
+            references_per_kilo_instr,
+            instr_per_cycle: 1.0,
+        };
+        let ratio = group_miss_ratio(&[member(10.0, 20.0), member(0.0, 100.0)]).unwrap();
+        assert!((ratio.value() - 10.0 / 120.0).abs() < 1e-12, "{ratio:?}");
+        assert_eq!(group_miss_ratio(&[member(0.0, 0.0)]), None);
     }
 
     /// Does the interval of a forecast span the draws of an uncertain timing?

@@ -320,7 +320,7 @@ impl<'a> PlanEvaluator<'a> {
             SETTLING_CYCLES,
             MEASURED_CYCLES,
         );
-        Ok(rates.iter().map(|[slowdown, ..]| *slowdown).collect())
+        Ok(rates.iter().map(|rates| rates.slowdown).collect())
     }
 }
 

@@ -331,6 +331,8 @@ struct LineEntry {
     line: u64,
     /// Cycle at which it arrives, or at which it was requested if it was prefetched.
     cycle: f64,
+    /// Cycle at which a prefetched line arrives from memory; `None` if the request took no place on the way there.
+    arrival: Option<f64>,
 }
 
 /// Places for lines; a part touches and requests less than half as many.
@@ -374,7 +376,7 @@ impl RecentLines {
         (entry.epoch == self.epoch).then_some(entry)
     }
 
-    fn set(&mut self, line: u64, prefetched_by: u32, cycle: f64) {
+    fn set(&mut self, line: u64, prefetched_by: u32, cycle: f64, arrival: Option<f64>) {
         let place = self.place_of(line);
         let is_new = self.entries[place].epoch != self.epoch;
         // Prefetchers with many requests an access may fill the table; the rest is forgotten.
@@ -387,6 +389,7 @@ impl RecentLines {
             prefetched_by,
             line,
             cycle,
+            arrival,
         };
     }
 }
@@ -454,6 +457,12 @@ impl TakenPlaces {
             }
             free_cycle = first_end;
         }
+    }
+
+    /// Returns the share of the places that are taken at a cycle.
+    fn taken_share(&self, cycle: f64) -> f64 {
+        let is_taken = |&&(start, end): &&(f64, f64)| start <= cycle && cycle < end;
+        self.times.iter().filter(is_taken).count() as f64 / self.count as f64
     }
 
     /// Takes a place; times that are over at `past_cycle` are forgotten.
@@ -588,35 +597,41 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Returns the cycle at which a line that is requested from memory arrives; `None` for a prefetch that is dropped,
-    /// because it would wait for longer than an access takes.
-    fn read_memory(
-        &mut self,
-        cycle: f64,
-        latency: f64,
-        is_store: bool,
-        is_prefetch: bool,
-    ) -> Option<f64> {
-        // A line that was written passes the bus a second time.
-        let transfers = if is_store { 2.0 } else { 1.0 };
-        let bus_cycles = transfers * self.machine.cycles_per_line;
+    /// Returns the cycle at which a line that is requested from memory arrives.
+    fn read_memory(&mut self, cycle: f64, latency: f64) -> f64 {
         let place_cycle = match &self.reads {
             Some(reads) => reads.first_free_cycle(cycle),
             None => cycle,
         };
-        let bus_cycle = self.bus.first_gap(place_cycle, bus_cycles);
-        if is_prefetch && bus_cycle - cycle > latency {
-            return None;
-        }
-
-        // Prefetched lines are requested in the past.
-        let past_cycle = self.entry_cycle - latency;
-        self.bus.take(bus_cycle, bus_cycles, past_cycle);
+        let line_cycles = self.machine.cycles_per_line;
+        let bus_cycle = self.bus.first_gap(place_cycle, line_cycles);
+        self.take_bus(bus_cycle, latency);
         let arrival = bus_cycle + latency;
         if let Some(reads) = &mut self.reads {
-            reads.take(place_cycle, arrival, past_cycle);
+            reads.take(place_cycle, arrival, self.entry_cycle - latency);
         }
-        Some(arrival)
+        arrival
+    }
+
+    /// Transfers a line in a gap of the bus.
+    fn take_bus(&mut self, gap_start: f64, latency: f64) {
+        // Some lines are found to have been prefetched only when they are used, and are then requested in the past.
+        let past_cycle = self.entry_cycle - latency;
+        let line_cycles = self.machine.cycles_per_line;
+        self.bus.take(gap_start, line_cycles, past_cycle);
+    }
+
+    /// Returns the share of the way to memory that is free for prefetches: 0 if they would wait for longer than an access
+    /// takes, or if the bus reads as many lines as it can.
+    fn free_room(&self, cycle: f64) -> f64 {
+        let latency = self.machine.memory_latency_cycles;
+        let line_cycles = self.machine.cycles_per_line;
+        let waiting_share = (self.bus.first_gap(cycle, line_cycles) - cycle) / latency;
+        let taken_share = self
+            .reads
+            .as_ref()
+            .map_or(0.0, |reads| reads.taken_share(cycle));
+        (1.0 - waiting_share.max(taken_share)).max(0.0)
     }
 
     /// Returns the cycle at which the address of an access is known.
@@ -663,7 +678,7 @@ impl<'a> Walk<'a> {
         });
         let prefetching_level = entry.and_then(|entry| {
             let level_index = (entry.prefetched_by as usize).checked_sub(1)?;
-            Some((level_index, entry.cycle))
+            Some((level_index, entry))
         });
         self.resolved_lines += f64::from(u8::from(prefetching_level.is_some()));
 
@@ -681,24 +696,25 @@ impl<'a> Walk<'a> {
         let mut was_prefetched = false;
         let value_cycle = match (entry, prefetching_level) {
             (Some(entry), None) if is_joined => entry.cycle,
-            (_, Some((prefetcher, request_cycle))) if level > prefetcher => {
-                let arrival = if is_beyond {
-                    self.read_memory(request_cycle, latency, access.is_store, true)
-                } else {
-                    Some(request_cycle + latency)
+            (_, Some((prefetcher, request))) if level > prefetcher => {
+                let arrival = match request.arrival {
+                    Some(arrival) if is_beyond => arrival,
+                    None if is_beyond => self.read_memory(request.cycle, latency),
+                    _ => request.cycle + latency,
                 };
-                was_prefetched = arrival.is_some();
-                let prefetched_latency = self.machine.levels[prefetcher].latency_cycles;
-                match arrival {
-                    Some(arrival) => {
-                        level = prefetcher;
-                        arrival.max(issue_cycle + prefetched_latency)
-                    }
-                    None => self.fetch_on_demand(issue_cycle, latency, is_beyond, access.is_store),
-                }
+                was_prefetched = true;
+                level = prefetcher;
+                arrival.max(issue_cycle + self.machine.levels[prefetcher].latency_cycles)
             }
-            _ => self.fetch_on_demand(issue_cycle, latency, is_beyond, access.is_store),
+            _ if is_beyond => self.read_memory(issue_cycle, latency),
+            _ => issue_cycle + latency,
         };
+        // A line that was written passes the bus a second time.
+        if is_beyond && access.is_store && !is_joined {
+            let line_cycles = self.machine.cycles_per_line;
+            let write_cycle = self.bus.first_gap(issue_cycle, line_cycles);
+            self.take_bus(write_cycle, latency);
+        }
         if !is_joined {
             self.count_miss(
                 access,
@@ -711,8 +727,8 @@ impl<'a> Walk<'a> {
             if value_cycle > issue_cycle + first_latency {
                 self.registers.take(issue_cycle, value_cycle, entry_cycle);
             }
-            self.recent.set(access.line, 0, value_cycle);
-            self.observe(access.line, level, was_prefetched, issue_cycle);
+            self.recent.set(access.line, 0, value_cycle, None);
+            self.observe(access.line, level, was_prefetched, is_beyond, issue_cycle);
         }
 
         self.value_cycles.push(value_cycle);
@@ -730,21 +746,6 @@ impl<'a> Walk<'a> {
             }
         }
         self.entry_cycle = entry_cycle;
-    }
-
-    fn fetch_on_demand(
-        &mut self,
-        issue_cycle: f64,
-        latency: f64,
-        is_beyond: bool,
-        is_store: bool,
-    ) -> f64 {
-        let arrival = if is_beyond {
-            self.read_memory(issue_cycle, latency, is_store, false)
-        } else {
-            None
-        };
-        arrival.unwrap_or(issue_cycle + latency)
     }
 
     fn count_miss(
@@ -779,28 +780,39 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Shows an access to the prefetchers of the caches that it misses, and of the one that had prefetched its line.
-    fn observe(&mut self, line: u64, level: usize, was_prefetched: bool, cycle: f64) {
+    /// Shows an access to the prefetchers of the caches that it misses, and of the one that had prefetched its line. What
+    /// they request comes from where this line came from, as far as is known before it is used.
+    fn observe(
+        &mut self,
+        line: u64,
+        level: usize,
+        was_prefetched: bool,
+        is_beyond: bool,
+        cycle: f64,
+    ) {
+        let latency = self.machine.memory_latency_cycles;
         for at in 0..self.prefetchers.len() {
-            let (own_level, prefetcher) = &mut self.prefetchers[at];
-            let own_level = *own_level;
+            let own_level = self.prefetchers[at].0;
             if own_level > level || own_level == level && !was_prefetched {
                 continue;
             }
-            let requests = &mut self.requests;
+            let free_room = self.free_room(cycle);
+            let free_room_permille = || (1000.0 * free_room) as u64;
+            let mut requests = std::mem::take(&mut self.requests);
             requests.clear();
-            let latency = self.machine.memory_latency_cycles;
-            let line_cycles = self.machine.cycles_per_line;
-            let queue = (self.bus.first_gap(cycle, line_cycles) - cycle).clamp(0.0, latency);
-            let free_room_permille = || (1000.0 * (1.0 - queue / latency)) as u64;
+            let prefetcher = &mut self.prefetchers[at].1;
             prefetcher.observe_demand(line, free_room_permille, |line| requests.push(line));
-            for index in 0..self.requests.len() {
-                let requested_line = self.requests[index];
-                if self.recent.find(requested_line).is_none() {
-                    self.recent.set(requested_line, own_level as u32 + 1, cycle);
-                    self.requested_lines += 1.0;
+            for &requested_line in &requests {
+                if self.recent.find(requested_line).is_some() || self.free_room(cycle) <= 0.0 {
+                    continue;
                 }
+                let arrival = is_beyond.then(|| self.read_memory(cycle, latency));
+                let prefetched_by = own_level as u32 + 1;
+                self.recent
+                    .set(requested_line, prefetched_by, cycle, arrival);
+                self.requested_lines += 1.0;
             }
+            self.requests = requests;
         }
     }
 }

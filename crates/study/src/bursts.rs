@@ -9,6 +9,9 @@
 //! distance beyond the lines of the largest burst is estimated.
 
 use cachemate_locality::stack::{DistanceHistogram, SegmentDistances, StackDistances, StackError};
+use cachemate_trace::TraceTotals;
+
+use crate::StudyError;
 
 /// Maximum number of groups for the jackknife.
 const MAX_GROUPS: usize = 16;
@@ -231,6 +234,18 @@ impl Survival {
             .collect();
         DistanceHistogram::new(remaining_count, counts)
     }
+}
+
+/// Refuses a recording whose bursts were not known when it was opened, because all of it was taken for one stretch.
+///
+/// # Errors
+/// [`StudyError::LateBursts`].
+pub fn refuse_late_bursts(known: &[u64], totals: Option<&TraceTotals>) -> Result<(), StudyError> {
+    let has_bursts = totals.is_some_and(|totals| !totals.bursts.is_empty());
+    if known.is_empty() && has_bursts {
+        return Err(StudyError::LateBursts);
+    }
+    Ok(())
 }
 
 impl BurstSample {

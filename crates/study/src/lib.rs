@@ -24,7 +24,7 @@ mod kernel_footprint;
 mod prediction;
 mod profiling;
 
-pub use bursts::{BurstDistances, BurstSample, MeasuredDistances};
+pub use bursts::{BurstDistances, BurstSample, MeasuredDistances, refuse_late_bursts};
 pub use curve::{
     PartTotals, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample,
     default_sizes, drop_filtered_sizes, sizes_in_equal_ratios, whole_curve,
@@ -53,6 +53,11 @@ pub enum StudyError {
     /// More distinct lines than stack distances support.
     #[error(transparent)]
     Stack(#[from] StackError),
+    /// A recording in bursts was read as a stream, where the bursts are known only at its end.
+    #[error(
+        "found a recording in bursts that cannot be read from its end, expected a plain .cmt file: distances would cross its pauses"
+    )]
+    LateBursts,
     /// The profile was made for another line size.
     #[error(
         "profile of '{program}': found stack distances for lines of {found} bytes, expected {expected}: profile its recording with --machine"

@@ -25,6 +25,7 @@ use cachemate_trace::{
 
 use crate::{
     BurstDistances, MeasuredDistances, PartTotals, StudyError, curve_counts, default_sizes,
+    refuse_late_bursts,
 };
 
 /// One access in this many is watched, which gives enough samples of a million accesses and is cheap for a billion.
@@ -172,6 +173,9 @@ impl ProfilePass {
         header: &TraceHeader,
         totals: Option<&TraceTotals>,
     ) -> Result<ProfileFile, StudyError> {
+        if self.burst_distances.is_none() {
+            refuse_late_bursts(&[], totals)?;
+        }
         let target = self.target;
         let (sample, histogram) = self.sampler.finish(
             target.line_bytes,
@@ -446,5 +450,21 @@ mod tests {
             (has_positions(16 << 10), has_positions(1 << 20)),
             (true, false)
         );
+    }
+
+    /// Is a recording in bursts refused that was taken for one stretch, because its bursts were known only at its end?
+    #[test]
+    fn bursts_that_are_known_too_late_are_refused() {
+        let totals = TraceTotals {
+            bursts: vec![0, 2048],
+            ..TraceTotals::default()
+        };
+        let header = TraceHeader::for_import("a.cmt", true);
+        let finish_with = |known: &[u64]| {
+            let pass = ProfilePass::new(None, true, 0, known).unwrap();
+            pass.finish("a", "a.cmt", &header, Some(&totals))
+        };
+        assert!(matches!(finish_with(&[]), Err(StudyError::LateBursts)));
+        assert!(finish_with(&[0, 2048]).is_ok());
     }
 }

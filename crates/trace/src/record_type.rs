@@ -291,6 +291,15 @@ impl TraceTotals {
             return Err((found, format!("{}, the file's total", self.records)));
         }
 
+        let is_first_known = self.bursts.first().is_none_or(|first| *first == 0);
+        if !is_first_known || !self.bursts.is_sorted() {
+            let found = format!(
+                "bursts at records {:?}",
+                &self.bursts[..self.bursts.len().min(3)]
+            );
+            return Err((found, "ascending records, the first of them 0".to_string()));
+        }
+
         if !self
             .core
             .stretches

@@ -292,6 +292,42 @@ fn streams_are_bound_by_window_bus_and_lead() {
     assert_eq!(counts.prefetched_misses, 0.0);
 }
 
+/// Do the places of a bus bound a stream that is prefetched as they bound one on demand (Little's law), and does a prefetcher
+/// that runs less far ahead on a busy bus leave places free?
+#[test]
+fn prefetched_lines_hold_places_of_the_bus() {
+    let streamer = PrefetcherSpec::Streamer {
+        level: CacheLevel::L2,
+        up_streams: 4,
+        down_streams: 4,
+        ahead_lines: 16,
+    };
+    for places in [2, 3, 6, 12] {
+        let machine = WalkMachine {
+            max_reads: Some(places),
+            prefetchers: vec![(1, streamer)],
+            ..sample_walk_machine()
+        };
+        // A line for each cycle is more than any number of places lets pass.
+        let counts = walk_with(stream_accesses(1), &machine, &OPTIONS);
+        let found = cycles_per_access(&counts, 1.0);
+        assert!(found > 0.99 * LATENCY / places as f64, "{places}: {found}");
+    }
+
+    // In each latency of 200 cycles it needs two lines, which two of 12 places hold.
+    let roomy = WalkMachine {
+        max_reads: Some(12),
+        prefetchers: vec![(1, streamer)],
+        ..sample_walk_machine()
+    };
+    let counts = walk_with(stream_accesses(100), &roomy, &OPTIONS);
+    assert!(cycles_per_access(&counts, 100.0) < 110.0, "{counts:?}");
+    assert!(
+        counts.prefetched_misses > 0.9 * counts.needed_lines(),
+        "{counts:?}"
+    );
+}
+
 /// Does a working set cost what the level costs that holds it, at every size?
 #[test]
 fn a_level_that_holds_the_lines_sets_their_latency() {

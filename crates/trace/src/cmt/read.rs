@@ -445,9 +445,33 @@ impl<R: Read + Seek> CmtReader<R> {
             .map_err(seek_error())?;
         self.offset = offset;
         match self.read_section()? {
-            (SectionKind::Footer, place) => self.parse_footer(place),
+            (SectionKind::Footer, place) => {
+                self.parse_footer(place)?;
+                let check = self.check_record_count(place, offset);
+                if check.is_err() {
+                    self.totals = None;
+                }
+                check
+            }
             (SectionKind::Block { .. }, place) => self.format_error(place, "a block", "the footer"),
         }
+    }
+
+    /// Checks that the blocks before the footer have room for its number of records, because readers reserve memory for it
+    /// before they read a block.
+    fn check_record_count(
+        &self,
+        position: FilePosition,
+        footer_offset: u64,
+    ) -> Result<(), TraceError> {
+        let block_bytes = footer_offset - self.data_start;
+        let most = block_bytes / BLOCK_HEADER_BYTES as u64 * BLOCK_RECORDS as u64;
+        let records = self.totals.as_ref().map_or(0, |totals| totals.records);
+        if records > most {
+            let found = format!("totals of {records} records");
+            return self.format_error(position, found, format!("at most {most} in its blocks"));
+        }
+        Ok(())
     }
 
     fn seek_to_block(&mut self, entry: IndexEntry) -> Result<(), TraceError> {
@@ -550,4 +574,32 @@ fn verify_checksum(
         format!("checksum {stored:016x}"),
         format!("{computed:016x} by its content"),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are totals of more records than the blocks before them can hold refused, before a reader reserves memory for them?
+    #[test]
+    fn totals_of_more_records_than_the_blocks_can_hold_are_refused() {
+        let header = TraceHeader::for_import("a.cmt", true);
+        let writer = crate::CmtWriter::new(Vec::new(), "a.cmt".to_string(), &header, 3).unwrap();
+        let (bytes, _) = writer.finish(TraceTotals::default()).unwrap();
+        let mut reader = CmtReader::new(std::io::Cursor::new(bytes), "a.cmt").unwrap();
+        let footer_offset = reader.data_start + 2 * BLOCK_HEADER_BYTES as u64;
+        let mut check = |records: u64| {
+            reader.totals = Some(TraceTotals {
+                records,
+                ..TraceTotals::default()
+            });
+            reader.check_record_count(FilePosition::File, footer_offset)
+        };
+        let most = 2 * BLOCK_RECORDS as u64;
+        check(most).unwrap();
+        for records in [most + 1, 1 << 60] {
+            let error = check(records).unwrap_err().to_string();
+            assert!(error.contains(&format!("at most {most}")), "{error}");
+        }
+    }
 }

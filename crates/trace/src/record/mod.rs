@@ -237,6 +237,8 @@ impl Recorder {
                 self.capture_lackey(&mut fifo, &mut writer, &mut progress)
             }
         };
+        // Without a reader, the program would fill its pipe and wait for ever; dropping the FIFO ends it.
+        let capture = capture_result?;
         let was_stopped = fifo.is_stopped();
         let status = fifo
             .wait()
@@ -254,7 +256,7 @@ impl Recorder {
             is_max_reached: max_reached,
             is_full,
             has_reached_end: end_seen,
-        } = capture_result?;
+        } = capture;
         if !is_started && !was_stopped {
             return Err(valgrind_error(&self.command[0], &log_path));
         }

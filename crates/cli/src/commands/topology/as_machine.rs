@@ -28,7 +28,7 @@ use cachemate_linux::sense::calibration::{HostCalibration, SharingCheck, is_fill
 use cachemate_locality::memory_queue::{LineSource, QueueStation};
 
 /// Largest factor by which the traffic of neighbors varies; the ends of what was measured are single samples.
-const MAX_NEIGHBOR_SPREAD: f64 = 3.0;
+const MAX_NEIGHBOR_SPREAD: f64 = 10.0;
 /// Assumed clock frequency if the kernel does not report one.
 const ASSUMED_HERTZ: u64 = 2_500_000_000;
 const ASSUMED_MEMORY_BYTES: u64 = 64 << 30;
@@ -466,18 +466,16 @@ fn apply_calibration(
             set_owned_size(shared, bytes.value);
             keys.sizes.insert(shared.level);
             let is_pooled = is_filled_by_others(shared.size_bytes as f64, shown_bytes);
-            if is_pooled && let Some(lifetime_ns) = host.line_lifetime_ns {
-                let measured_bytes = host.shared_pool_bytes.map(|bytes| bytes.value as u64);
-                if measured_bytes.is_some() {
+            if is_pooled && let Some(range) = host.neighbors.range(shown_bytes) {
+                if host.neighbors.has_measured_pool() {
                     keys.pools.insert(shared.level);
                 }
-                let pool_bytes = measured_bytes.unwrap_or(shown_bytes);
-                let_neighbors_fill(
-                    shared,
-                    pool_bytes.clamp(shared.size_bytes, shown_bytes),
-                    lifetime_ns,
-                    clock_hertz,
-                );
+                let pool_bytes = range.pool_bytes.value as u64;
+                shared.pool_bytes = Some(pool_bytes.clamp(shared.size_bytes, shown_bytes));
+                shared.pool_spread = Some(spread_of(range.pool_bytes));
+                shared.neighbor_bytes_per_cycle =
+                    Some(range.bytes_per_ns.value * 1e9 / clock_hertz as f64);
+                shared.neighbor_spread = Some(spread_of(range.bytes_per_ns));
             }
         }
         shared.stream_insertion = host.stream_insertion.map(|share| share.value);
@@ -495,8 +493,14 @@ fn let_neighbors_fill(
     let lifetime_cycles = lifetime_ns.value * clock_hertz as f64 / 1e9;
     cache.pool_bytes = Some(pool_bytes);
     cache.neighbor_bytes_per_cycle = Some(pool_bytes as f64 / lifetime_cycles);
-    let spread = (lifetime_ns.high / lifetime_ns.low).sqrt();
-    cache.neighbor_spread = Some(spread.clamp(1.0, MAX_NEIGHBOR_SPREAD));
+    cache.neighbor_spread = Some(spread_of(lifetime_ns));
+}
+
+/// The factor from the middle of a range to its ends.
+fn spread_of(range: Estimate) -> f64 {
+    (range.high / range.low)
+        .sqrt()
+        .clamp(1.0, MAX_NEIGHBOR_SPREAD)
 }
 
 /// Sets the size of a cache to whole sets, no more than it has.
@@ -657,6 +661,7 @@ fn cache_spec(
         pool_bytes: None,
         neighbor_bytes_per_cycle: None,
         neighbor_spread: None,
+        pool_spread: None,
         write: WritePolicy::Back,
         inclusion: Inclusion::NonInclusive,
         index: SetIndexing::Physical,
@@ -838,13 +843,14 @@ mod tests {
             ),
             (75, Some(0.2), Some(24 << 20))
         );
-        // The pool, of which 24 of 32 MiB were found, is filled once in 12 ms at 3 GHz, in 10 to 15 ms as it varies.
+        // The pool, of which 24 of 32 MiB were found, is filled once in 12 ms at 3 GHz; one sample does not tell how that varies.
         let neighbors = shared.neighbor_bytes_per_cycle.unwrap();
         assert!(
             (neighbors / (f64::from(24 << 20) / 36e6) - 1.0).abs() < 1e-9,
             "{neighbors}"
         );
-        assert_eq!(shared.neighbor_spread, Some(1.5f64.sqrt()));
+        assert_eq!(shared.neighbor_spread, Some(2.0));
+        assert_eq!(shared.pool_spread, Some(1.0));
         // Another thread on the core fills the 512 KiB of the private cache once in 6 ms.
         let private_neighbors = machine.caches[2].neighbor_bytes_per_cycle.unwrap();
         assert!(

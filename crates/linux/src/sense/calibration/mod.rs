@@ -34,8 +34,10 @@ use super::probes::pinned::{PinnedThread, thread_time_ns};
 
 mod analysis;
 mod kernels;
+mod neighbors;
 mod sharing;
 
+pub use self::neighbors::{NeighborHistory, NeighborRange, NeighborSample};
 pub use self::sharing::SharingCheck;
 
 /// Measured figures of a host; `None` means not measurable there.
@@ -70,9 +72,6 @@ pub struct HostCalibration {
     pub shared_level: CacheLevel,
     /// Part of the shared cache that this system owns.
     pub shared_bytes: Option<Estimate>,
-    /// Part of it in which lines of this system compete with those of others, because streams over more miss however fast they
-    /// are; `None` if no stream over less than the whole cache misses.
-    pub shared_pool_bytes: Option<Estimate>,
     /// Latency of a hit in the shared cache.
     pub shared_ns: Option<Estimate>,
     /// Latency of memory.
@@ -87,13 +86,13 @@ pub struct HostCalibration {
     pub bandwidth: Bandwidths,
     /// Share of a stream's lines that take space from a resident working set as under LRU; `None` with one CPU.
     pub stream_insertion: Option<Estimate>,
-    /// Time after which half of a working set that nobody in this system replaces has left the shared cache; `None` if it
-    /// stays for longer than was waited.
-    pub line_lifetime_ns: Option<Estimate>,
-    /// The same of the largest private cache: on a guest, another guest's thread may run on the same core.
+    /// Time after which half of a working set that nobody in this system replaces has left the largest private cache, because
+    /// another guest's thread may run on the same core; `None` if it stays for longer than was waited.
     pub private_lifetime_ns: Option<Estimate>,
     /// Whether CPUs share caches as the kernel says: two of the shared cache, and one of it with one of another cache.
     pub sharing: Vec<SharingCheck>,
+    /// What other systems did to the shared cache.
+    pub neighbors: NeighborHistory,
 }
 
 /// How calm a host was during its calibration.
@@ -474,7 +473,15 @@ struct MeasuredPart<'a> {
 }
 
 impl<'a> MeasuredPart<'a> {
-    fn find(topology: &'a Topology) -> Option<Self> {
+    fn find(topology: &'a Topology) -> Result<Self, CalibrationError> {
+        MeasuredPart::with_caches(topology)
+            .filter(|part| !part.private.is_empty() && !part.cpus.is_empty())
+            .ok_or_else(|| {
+                CalibrationError::NoSharedCache(format!("{} caches", topology.caches.len()))
+            })
+    }
+
+    fn with_caches(topology: &'a Topology) -> Option<Self> {
         let online = topology.online();
         let shared = topology
             .last_level_caches()
@@ -515,6 +522,12 @@ impl<'a> MeasuredPart<'a> {
     fn private_bytes(&self) -> u64 {
         self.private.last().map_or(0, |(_, bytes)| *bytes)
     }
+
+    fn buffer_bytes(&self, available_bytes: u64) -> u64 {
+        (4 * self.shared_bytes)
+            .clamp(MIN_BUFFER_BYTES, MAX_BUFFER_BYTES)
+            .min(available_bytes / 4)
+    }
 }
 
 /// Measures the host.
@@ -525,23 +538,9 @@ pub fn measure_host(
     topology: &Topology,
     available_bytes: u64,
 ) -> Result<HostCalibration, CalibrationError> {
-    let part = MeasuredPart::find(topology)
-        .filter(|part| !part.private.is_empty() && !part.cpus.is_empty())
-        .ok_or_else(|| {
-            CalibrationError::NoSharedCache(format!("{} caches", topology.caches.len()))
-        })?;
-    let bytes = (4 * part.shared_bytes)
-        .clamp(MIN_BUFFER_BYTES, MAX_BUFFER_BYTES)
-        .min(available_bytes / 4);
-    let pinned =
-        |cpu: CpuId| PinnedThread::new(cpu).map_err(|error| CalibrationError::Pin(cpu.0, error));
-    let _thread = pinned(part.cpus[0])?;
-    // A core takes a few ms to reach its clock.
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_millis(30) {
-        multiply(10_000);
-    }
-    let mut sampler = Sampler::new(LineBuffer::new(bytes), part.private_bytes() / 2);
+    let part = MeasuredPart::find(topology)?;
+    let bytes = part.buffer_bytes(available_bytes);
+    let (_thread, mut sampler) = start_sampler(&part, bytes)?;
     let latencies = measure_latencies(&mut sampler, &part)?;
     let memory_bytes = latencies.memory_bytes(sampler.buffer.bytes());
     let walks_at = |walks| TimedLoop::Walk {
@@ -625,7 +624,9 @@ pub fn measure_host(
             None
         },
     };
-    let line_lifetime_ns = measure_shared_lifetime(&mut sampler, &part, &latencies);
+    let memory_ns = latencies.memory_ns().value;
+    let line_lifetime_ns =
+        measure_shared_lifetime(&mut sampler, &part, latencies.loop_ns, memory_ns);
     let shared_pool_bytes = match line_lifetime_ns {
         Some(lifetime_ns) => measure_pool(&mut sampler, &part, lifetime_ns)?,
         None => None,
@@ -678,6 +679,12 @@ pub fn measure_host(
             100.0 * drift
         )));
     }
+    let mut neighbors = NeighborHistory::default();
+    neighbors.add(NeighborSample {
+        measured_at_s: 0,
+        pool_bytes: shared_pool_bytes.map(|bytes| bytes.value),
+        line_lifetime_ns: line_lifetime_ns.map(|ns| ns.value),
+    });
     Ok(HostCalibration {
         host: String::new(),
         kernel: String::new(),
@@ -702,12 +709,75 @@ pub fn measure_host(
         parallel_walks,
         strides,
         bandwidth,
-        shared_pool_bytes,
         stream_insertion,
-        line_lifetime_ns,
         private_lifetime_ns,
         sharing,
+        neighbors,
     })
+}
+
+/// Looks at what other systems do to the shared cache now, which takes about two seconds.
+///
+/// # Errors
+/// The host has no shared cache of known size, or is too busy.
+pub fn sample_neighbors(
+    topology: &Topology,
+    available_bytes: u64,
+    calibration: &HostCalibration,
+) -> Result<NeighborSample, CalibrationError> {
+    let part = MeasuredPart::find(topology)?;
+    let bytes = part.buffer_bytes(available_bytes);
+    let (_thread, mut sampler) = start_sampler(&part, bytes)?;
+    let loops = [
+        TimedLoop::Multiply,
+        first_level_walk(&part),
+        TimedLoop::Read,
+    ];
+    sampler.sample_rounds(&loops, POOL_ROUNDS);
+    let loop_ns = measured_loop_ns(&sampler, &part)?;
+
+    let memory_ns = calibration.memory_ns.value;
+    let lifetime_ns = measure_shared_lifetime(&mut sampler, &part, loop_ns, memory_ns);
+    let pool_bytes = match lifetime_ns {
+        Some(lifetime_ns) => measure_pool(&mut sampler, &part, lifetime_ns)?,
+        None => None,
+    };
+    if sampler.disturbed_share() > REFUSED_DISTURBANCE {
+        return Err(CalibrationError::Busy(format!(
+            "{:.0} % of the samples were disturbed",
+            100.0 * sampler.disturbed_share()
+        )));
+    }
+    Ok(NeighborSample {
+        measured_at_s: 0,
+        pool_bytes: pool_bytes.map(|bytes| bytes.value),
+        line_lifetime_ns: lifetime_ns.map(|ns| ns.value),
+    })
+}
+
+/// Pins this thread to the first CPU, and lets the core reach its clock.
+fn start_sampler(
+    part: &MeasuredPart<'_>,
+    bytes: u64,
+) -> Result<(PinnedThread, Sampler), CalibrationError> {
+    let cpu = part.cpus[0];
+    let thread = PinnedThread::new(cpu).map_err(|error| CalibrationError::Pin(cpu.0, error))?;
+    // A core takes a few ms to reach its clock.
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(30) {
+        multiply(10_000);
+    }
+    let sampler = Sampler::new(LineBuffer::new(bytes), part.private_bytes() / 2);
+    Ok((thread, sampler))
+}
+
+/// Returns the time of a step of a walk beyond that of its load.
+fn measured_loop_ns(sampler: &Sampler, part: &MeasuredPart<'_>) -> Result<f64, CalibrationError> {
+    let first_level_ns = match measured_clock(sampler)? {
+        Some(hertz) => FIRST_LEVEL_CYCLES / hertz.value * 1e9,
+        None => 0.0,
+    };
+    Ok(sampler.time_of(first_level_walk(part))?.value - first_level_ns)
 }
 
 /// Strides in lines.
@@ -857,11 +927,7 @@ fn measure_latencies(
     }
     sampler.sample_rounds(&loops, ROUNDS);
 
-    let first_level_ns = match measured_clock(sampler)? {
-        Some(hertz) => FIRST_LEVEL_CYCLES / hertz.value * 1e9,
-        None => 0.0,
-    };
-    let loop_ns = sampler.time_of(first_level_walk(part))?.value - first_level_ns;
+    let loop_ns = measured_loop_ns(sampler, part)?;
     let mut private: Vec<LevelLatency> = Vec::new();
     for (index, (&(level, _), &bytes)) in part.private.iter().zip(&private_sizes).enumerate() {
         let latency = without_loop(sampler.time_of(walk_over(bytes))?, loop_ns);
@@ -1030,14 +1096,14 @@ const LOST_SHARE: f64 = 0.5;
 fn measure_shared_lifetime(
     sampler: &mut Sampler,
     part: &MeasuredPart<'_>,
-    latencies: &Latencies,
+    loop_ns: f64,
+    memory_ns: f64,
 ) -> Option<Estimate> {
     let walk_bytes = 2 * part.private_bytes();
     if walk_bytes > part.shared_bytes / 2 {
         return None;
     }
-    let lost_ns = latencies.memory_ns().value;
-    measure_lifetime(sampler, walk_bytes, latencies.loop_ns, lost_ns)
+    measure_lifetime(sampler, walk_bytes, loop_ns, memory_ns)
 }
 
 /// Measures the same of the largest private cache, whose lines move to the shared one.

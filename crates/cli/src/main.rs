@@ -2,7 +2,7 @@
 //!
 //! Scripts rely on a command in ways that its author does not see: they parse its output, test its
 //! exit code, cut it off with `head`, and run it where nobody reads messages. A rule that each of
-//! thirty commands has to keep would be broken by the thirty-first. So each command has one file in
+//! two dozen commands has to keep would be broken by the next one. So each command has one file in
 //! `commands/` and one line in [`commands::Command`]; commands compute results, pass them to
 //! [`session::Session::print_result`], and never print themselves.
 //!

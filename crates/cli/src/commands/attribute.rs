@@ -1,4 +1,4 @@
-//! `cachemate attribute`: attributes a slowdown to its causes.
+//! `cachemate repro attribute`: attributes a slowdown to its causes.
 
 use cachemate_report::Table;
 use cachemate_report::text::format_number;
@@ -48,6 +48,7 @@ pub struct AttributeArgs {
 
 impl AttributeArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        session.limit_calculation();
         let (program, co_runner) = (
             build_job(&self.program, self.seed)?,
             build_job(&self.with, self.seed.wrapping_add(50))?,

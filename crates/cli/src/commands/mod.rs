@@ -12,17 +12,12 @@ mod attribute;
 #[cfg(feature = "complete")]
 mod cachesim;
 mod completions;
-#[cfg(feature = "complete")]
-mod convert;
-#[cfg(feature = "complete")]
-mod dashboard;
 mod doctor;
 mod explain;
 #[cfg(feature = "complete")]
 mod extender;
 #[cfg(feature = "complete")]
 mod fleet;
-mod guardian;
 pub mod history;
 #[cfg(feature = "complete")]
 mod lab;
@@ -47,6 +42,8 @@ mod profile_export;
 mod record;
 #[cfg(feature = "complete")]
 mod replay;
+#[cfg(feature = "complete")]
+mod replay_page;
 #[cfg(feature = "complete")]
 mod report;
 #[cfg(feature = "complete")]
@@ -99,10 +96,7 @@ pub enum Command {
     Explain(explain::Explain),
     History(history::HistoryArgs),
     Restore(restore::RestoreArgs),
-    #[command(hide = true)]
-    Guardian(guardian::GuardianArgs),
     Completions(completions::Completions),
-    Man(man::Man),
 }
 
 /// Commands that only the complete command has: programs and traces, simulated machines, clusters.
@@ -110,16 +104,13 @@ pub enum Command {
 #[derive(Subcommand)]
 pub enum CompleteCommand {
     Record(record::Record),
-    Convert(convert::Convert),
     Mrc(mrc::Mrc),
     Profile(profile::ProfileArgs),
     Predict(predict::Predict),
     Plan(plan::PlanArgs),
-    Attribute(attribute::AttributeArgs),
     Report(report::ReportArgs),
     Sim(sim::Sim),
     Replay(replay::ReplayArgs),
-    Dashboard(dashboard::DashboardArgs),
     Repro(Box<repro::Repro>),
     Merge(merge::MergeArgs),
     Fleet(fleet::FleetArgs),
@@ -146,9 +137,7 @@ impl Command {
             Command::Explain(command) => command.run(session),
             Command::History(command) => command.run(session),
             Command::Restore(command) => command.run(session),
-            Command::Guardian(command) => command.run(session),
             Command::Completions(command) => command.run(session),
-            Command::Man(command) => command.run(session),
         }
     }
 }
@@ -159,7 +148,6 @@ impl CompleteCommand {
     fn is_calculation(&self) -> bool {
         match self {
             CompleteCommand::Advise(_)
-            | CompleteCommand::Attribute(_)
             | CompleteCommand::Plan(_)
             | CompleteCommand::Predict(_)
             | CompleteCommand::Replay(_)
@@ -175,16 +163,13 @@ impl CompleteCommand {
         }
         match self {
             CompleteCommand::Record(command) => command.run(session),
-            CompleteCommand::Convert(command) => command.run(session),
             CompleteCommand::Mrc(command) => command.run(session),
             CompleteCommand::Profile(command) => command.run(session),
             CompleteCommand::Predict(command) => command.run(session),
             CompleteCommand::Plan(command) => command.run(session),
-            CompleteCommand::Attribute(command) => command.run(session),
             CompleteCommand::Report(command) => command.run(session),
             CompleteCommand::Sim(command) => command.run(session),
             CompleteCommand::Replay(command) => command.run(session),
-            CompleteCommand::Dashboard(command) => command.run(session),
             CompleteCommand::Repro(command) => command.run(session),
             CompleteCommand::Merge(command) => command.run(session),
             CompleteCommand::Fleet(command) => command.run(session),

@@ -183,7 +183,7 @@ impl Mrc {
             .filter(|_| trace.burst_starts().is_empty())
         else {
             anyhow::bail!(UsageError(format!(
-                "{}: found no complete recording without bursts, expected one, for --store; convert writes one",
+                "{}: found no complete recording without bursts, expected one, for --store; record --from writes one",
                 self.file
             )));
         };

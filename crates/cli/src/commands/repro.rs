@@ -15,6 +15,7 @@ use serde::Serialize;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
+use super::attribute::AttributeArgs;
 use crate::args::JsonArg;
 use crate::exit::{InterruptedError, UsageError};
 use crate::files::prepare_output_dir;
@@ -74,6 +75,7 @@ enum ReproAction {
     Plan(ReproPlan),
     Run(ReproRun),
     Store(ReproStore),
+    Attribute(AttributeArgs),
 }
 
 impl Repro {
@@ -82,6 +84,7 @@ impl Repro {
             Some(ReproAction::Plan(plan)) => return plan.run(session),
             Some(ReproAction::Run(run)) => return run.run(session),
             Some(ReproAction::Store(store)) => return store.run(session),
+            Some(ReproAction::Attribute(attribute)) => return attribute.run(session),
             None => {}
         }
         if self.list {

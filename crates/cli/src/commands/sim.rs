@@ -575,7 +575,7 @@ fn changes_something(applied_plan: &AppliedPlan) -> bool {
 fn unchanged_message(policy: &str, windows: u64) -> String {
     let reason = match windows {
         0..3 => "the run has too few windows; lengthen it or increase the scale",
-        _ => "the run log (-o) and 'cachemate dashboard' show the reasons",
+        _ => "the run log (-o) and 'cachemate replay LOG -o' show the reasons",
     };
     format!("in {windows} windows no plan of '{policy}' changed anything: {reason}")
 }

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use cachemate_core::CacheLevel;
+use cachemate_interval::JobResults;
 use cachemate_page::{GroundTruth, ProgramTruth, RecordedRun, page_html, read_recording};
-use cachemate_sim::results::{RunResults, TaskResults};
+use cachemate_sim::results::TaskResults;
 use cachemate_trace::RunLogReader;
 use clap::Args;
-use serde::Deserialize;
 
+use super::sim::{MachineResults, SimJson};
 use crate::files::{refuse_existing, write_file};
 use crate::session::Session;
 
@@ -52,40 +53,16 @@ impl PageArgs {
     }
 }
 
-/// The part of the output of `sim --json` that contains the machine's measurements.
-#[derive(Deserialize)]
-struct RecordedTruth {
-    scenario: String,
-    seed: u64,
-    results: TruthResults,
-}
-
-/// Results of one of the two simulated machines.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum TruthResults {
-    Cycle(Box<RunResults>),
-    Interval { jobs: Vec<IntervalTruth> },
-}
-
-/// Ground truth of one program on the interval machine; programs are in the order of the scenario.
-#[derive(Deserialize)]
-struct IntervalTruth {
-    name: String,
-    instr_per_cycle: Option<f64>,
-    mpki: Option<f64>,
-}
-
 fn ground_truth(path: &Path, run: &RecordedRun) -> anyhow::Result<GroundTruth> {
     let path_text = path.display();
     let text = crate::files::read_text(path, MAX_OUTPUT_BYTES)?;
-    let recorded_truth: RecordedTruth = serde_json::from_str(&text)
+    let truth: SimJson = serde_json::from_str(&text)
         .with_context(|| format!("{path_text}: expected the output of 'cachemate sim --json'"))?;
-    let source = format!("{}, seed {}", recorded_truth.scenario, recorded_truth.seed);
-    let results = match recorded_truth.results {
-        TruthResults::Cycle(results) => results,
-        TruthResults::Interval { jobs } => {
-            let programs = interval_truth(&jobs, run)
+    let source = format!("{}, seed {}", truth.scenario, truth.seed);
+    let results = match truth.results {
+        MachineResults::Cycle(results) => results,
+        MachineResults::Interval(results) => {
+            let programs = interval_truth(&results.jobs, run)
                 .with_context(|| format!("{path_text}: of another run"))?;
             return Ok(GroundTruth {
                 source,
@@ -134,7 +111,7 @@ fn ground_truth(path: &Path, run: &RecordedRun) -> anyhow::Result<GroundTruth> {
     })
 }
 
-fn interval_truth(jobs: &[IntervalTruth], run: &RecordedRun) -> anyhow::Result<Vec<ProgramTruth>> {
+fn interval_truth(jobs: &[JobResults], run: &RecordedRun) -> anyhow::Result<Vec<ProgramTruth>> {
     let mut programs = Vec::new();
     for (program, job) in (0..).zip(jobs) {
         let mut samples = run.snapshots.iter().flat_map(|snapshot| &snapshot.programs);

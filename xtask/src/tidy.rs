@@ -42,6 +42,7 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
         ],
     ),
     ("fleet", &["core", "interval", "report", "sim"]),
+    ("cluster", &["core", "files", "fleet", "daemon", "page", "spec"]),
     (
         "scenario",
         &["core", "pipeline", "sim", "interval", "spec", "trace"],

@@ -21,15 +21,11 @@
 // The command of the daemon's package leaves out commands, and with them callers of what all commands share.
 #![cfg_attr(not(feature = "complete"), allow(dead_code))]
 
-#[cfg(feature = "complete")]
-mod api_server;
 mod args;
+#[cfg(feature = "complete")]
+mod cluster_args;
 mod commands;
 mod exit;
-#[cfg(feature = "complete")]
-mod extender_metrics;
-#[cfg(feature = "complete")]
-mod extender_server;
 mod files;
 #[cfg(feature = "complete")]
 mod goal_plan;
@@ -39,12 +35,6 @@ mod host_machine;
 mod input;
 #[cfg(feature = "complete")]
 mod interval_programs;
-#[cfg(feature = "complete")]
-mod knowledge_dir;
-#[cfg(feature = "complete")]
-mod knowledge_watch;
-#[cfg(feature = "complete")]
-mod node_publisher;
 #[cfg(feature = "complete")]
 mod pinning;
 #[cfg(feature = "complete")]

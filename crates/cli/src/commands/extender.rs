@@ -1,20 +1,15 @@
 //! `cachemate extender`: serves a scheduler extender that ranks nodes for kube-scheduler.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
+use cachemate_cluster::extender::{KnowledgeOrigin, serve};
 use clap::Args;
 
-use crate::api_server::ApiServerArgs;
+use crate::cluster_args::ApiServerArgs;
 use crate::exit::UsageError;
-use crate::extender_server::{ExtenderState, listen};
-use crate::knowledge_dir::read_dir;
-use crate::knowledge_watch::KnowledgeWatch;
 use crate::session::Session;
 
 /// Rank nodes for kube-scheduler by forecast slowdowns: a scheduler extender over HTTP
@@ -50,21 +45,13 @@ pub struct ExtenderArgs {
     scheduler_token_file: Option<PathBuf>,
 }
 
-/// Time between two reads of the directory.
-const REREAD_INTERVAL: Duration = Duration::from_secs(5);
 /// Lengths of a token: enough not to be guessed, and bounded.
 const MIN_TOKEN_BYTES: usize = 16;
 const MAX_TOKEN_BYTES: u64 = 4096;
-/// Interval at which the interrupt flag is polled.
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl ExtenderArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .enable_time()
-            .build()?;
-        let state = Arc::new(ExtenderState::new(self.read_token()?));
+        let token = self.read_token()?;
         if !self.listen.ip().is_loopback() && !self.allow_remote {
             let text = format!(
                 "--listen: found {}, expected a loopback address, or --allow-remote",
@@ -72,31 +59,18 @@ impl ExtenderArgs {
             );
             return Err(UsageError(text).into());
         }
-        let mut source = self.open_source(session, &state)?;
-        let (address, server) = runtime
-            .block_on(listen(self.listen, Arc::clone(&state)))
-            .with_context(|| format!("{}: cannot listen", self.listen))?;
-        session.log(&format!("listening on {address}"));
+        let origin = match self.server.open()? {
+            Some(server) => {
+                KnowledgeOrigin::Server(server, Duration::from_secs(self.watch_timeout))
+            }
+            None => {
+                let dir = self.knowledge.clone();
+                KnowledgeOrigin::Folder(dir.context("--knowledge: expected a directory")?)
+            }
+        };
         let stop = session.interrupt_flag();
-        std::thread::scope(|scope| {
-            // A separate thread reads the knowledge: a thousand nodes take milliseconds, and no request should wait
-            // for them.
-            let refresh_until_stop = || {
-                while !stop.load(Ordering::Relaxed) {
-                    std::thread::sleep(POLL_INTERVAL);
-                    source.refresh(session, &state);
-                }
-            };
-            std::thread::Builder::new()
-                .name("cachemate-knowledge".into())
-                .spawn_scoped(scope, refresh_until_stop)?;
-            runtime.block_on(async {
-                tokio::spawn(server);
-                while !stop.load(Ordering::Relaxed) {
-                    tokio::time::sleep(POLL_INTERVAL).await;
-                }
-            });
-            Ok(())
+        serve(self.listen, token, origin, &stop, &|message| {
+            session.log(message)
         })
     }
 
@@ -116,87 +90,4 @@ impl ExtenderArgs {
         );
         Ok(Some(token))
     }
-
-    fn open_source(
-        &self,
-        session: &Session,
-        state: &ExtenderState,
-    ) -> anyhow::Result<KnowledgeSource> {
-        let Some(server) = self.server.open()? else {
-            let dir = self
-                .knowledge
-                .clone()
-                .context("--knowledge: expected a directory")?;
-            let mut reported_refusals = BTreeMap::new();
-            publish_folder(session, &dir, state, &mut reported_refusals)
-                .context("nothing was served")?;
-            return Ok(KnowledgeSource::Folder {
-                dir,
-                reported_refusals,
-                last_read: Instant::now(),
-            });
-        };
-        let max_silence = Duration::from_secs(self.watch_timeout);
-        Ok(KnowledgeSource::Watch {
-            watch: KnowledgeWatch::start(server, max_silence)?,
-        })
-    }
-}
-
-/// The source of published knowledge.
-enum KnowledgeSource {
-    Folder {
-        dir: PathBuf,
-        reported_refusals: BTreeMap<String, String>,
-        last_read: Instant,
-    },
-    Watch {
-        watch: KnowledgeWatch,
-    },
-}
-
-impl KnowledgeSource {
-    /// Publishes new knowledge, if there is any. Otherwise the previous knowledge stays in use, and its states age, so
-    /// that answers become neutral.
-    fn refresh(&mut self, session: &Session, state: &ExtenderState) {
-        match self {
-            KnowledgeSource::Folder {
-                dir,
-                reported_refusals: reported,
-                last_read: read,
-            } => {
-                if read.elapsed() < REREAD_INTERVAL {
-                    return;
-                }
-                if let Err(error) = publish_folder(session, dir, state, reported) {
-                    session.log(&format!("{error:#}"));
-                }
-                *read = Instant::now();
-            }
-            KnowledgeSource::Watch { watch } => {
-                let (knowledge, messages) = watch.apply_changes();
-                messages.iter().for_each(|message| session.log(message));
-                if let Some(knowledge) = knowledge {
-                    state.publish(knowledge);
-                }
-            }
-        }
-    }
-}
-
-fn publish_folder(
-    session: &Session,
-    dir: &std::path::Path,
-    state: &ExtenderState,
-    reported_refusals: &mut BTreeMap<String, String>,
-) -> anyhow::Result<()> {
-    let (knowledge, refusals) = read_dir(dir)?;
-    for (path, reason) in &refusals {
-        if reported_refusals.get(path) != Some(reason) {
-            session.log(&format!("{path}: skipped: {reason}"));
-        }
-    }
-    *reported_refusals = refusals;
-    state.publish(knowledge);
-    Ok(())
 }

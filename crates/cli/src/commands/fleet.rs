@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use cachemate_cluster::knowledge_dir::ProfileSpec;
 use cachemate_core::MachineSpec;
 use cachemate_fleet::arrivals::draw_kinds;
 use cachemate_fleet::cluster_export::{PodList, cluster_services};
@@ -24,7 +25,6 @@ use serde::{Deserialize, Serialize};
 use crate::args::JsonArg;
 use crate::exit::{InterruptedError, UsageError};
 use crate::files::{refuse_existing, write_file};
-use crate::knowledge_dir::ProfileSpec;
 use crate::repro_run::cpu_seconds;
 use crate::run_store::{RunStoreArgs, source_version};
 use crate::session::Session;

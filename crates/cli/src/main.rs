@@ -22,41 +22,17 @@
 #![cfg_attr(not(feature = "complete"), allow(dead_code))]
 
 mod args;
-#[cfg(feature = "complete")]
-mod cluster_args;
 mod commands;
+#[cfg(feature = "complete")]
+mod complete;
 mod exit;
 mod files;
-#[cfg(feature = "complete")]
-mod goal_plan;
 mod history_text;
 mod host_machine;
-#[cfg(feature = "complete")]
-mod input;
-#[cfg(feature = "complete")]
-mod interval_programs;
-#[cfg(feature = "complete")]
-mod pinning;
-#[cfg(feature = "complete")]
-mod prediction;
-#[cfg(feature = "complete")]
-mod programs;
-#[cfg(feature = "complete")]
-mod repro_run;
-#[cfg(feature = "complete")]
-mod repro_store;
-#[cfg(feature = "complete")]
-mod run_store;
 mod service_text;
 mod session;
-#[cfg(feature = "complete")]
-mod shards;
-#[cfg(feature = "complete")]
-mod size_list;
 mod status_screen;
 mod status_text;
-#[cfg(feature = "complete")]
-mod traces;
 
 use std::process::ExitCode;
 

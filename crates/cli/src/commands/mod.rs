@@ -5,58 +5,16 @@ use clap::{Parser, Subcommand};
 use crate::args::Global;
 use crate::session::Session;
 
-#[cfg(feature = "complete")]
-mod advise;
-#[cfg(feature = "complete")]
-mod attribute;
-#[cfg(feature = "complete")]
-mod cachesim;
 mod completions;
 mod doctor;
 mod explain;
-#[cfg(feature = "complete")]
-mod extender;
-#[cfg(feature = "complete")]
-mod fleet;
 pub mod history;
-#[cfg(feature = "complete")]
-mod lab;
 mod man;
 mod manage;
-#[cfg(feature = "complete")]
-mod merge;
-#[cfg(feature = "complete")]
-mod mixes;
-#[cfg(feature = "complete")]
-mod mrc;
 mod page_color;
-#[cfg(feature = "complete")]
-mod plan;
-#[cfg(feature = "complete")]
-mod predict;
-#[cfg(feature = "complete")]
-mod profile;
-#[cfg(feature = "complete")]
-mod profile_export;
-#[cfg(feature = "complete")]
-mod record;
-#[cfg(feature = "complete")]
-mod replay;
-#[cfg(feature = "complete")]
-mod replay_page;
-#[cfg(feature = "complete")]
-mod report;
-#[cfg(feature = "complete")]
-mod repro;
 mod restore;
 mod run;
-#[cfg(feature = "complete")]
-mod sim;
-#[cfg(feature = "complete")]
-mod sim_interval;
-#[cfg(feature = "complete")]
-mod slurm_node;
-mod status;
+pub mod status;
 mod top;
 pub mod topology;
 
@@ -85,7 +43,7 @@ pub struct Cli {
 pub enum Command {
     #[cfg(feature = "complete")]
     #[command(flatten)]
-    Complete(CompleteCommand),
+    Complete(crate::complete::commands::CompleteCommand),
     PageColor(page_color::PageColorArgs),
     Topology(topology::TopologyArgs),
     Doctor(doctor::Doctor),
@@ -97,26 +55,6 @@ pub enum Command {
     History(history::HistoryArgs),
     Restore(restore::RestoreArgs),
     Completions(completions::Completions),
-}
-
-/// Commands that only the complete command has: programs and traces, simulated machines, clusters.
-#[cfg(feature = "complete")]
-#[derive(Subcommand)]
-pub enum CompleteCommand {
-    Record(record::Record),
-    Mrc(mrc::Mrc),
-    Profile(profile::ProfileArgs),
-    Predict(predict::Predict),
-    Plan(plan::PlanArgs),
-    Report(report::ReportArgs),
-    Sim(sim::Sim),
-    Replay(replay::ReplayArgs),
-    Repro(Box<repro::Repro>),
-    Merge(merge::MergeArgs),
-    Fleet(fleet::FleetArgs),
-    Extender(extender::ExtenderArgs),
-    Advise(advise::Advise),
-    Lab(lab::Lab),
 }
 
 impl Command {
@@ -138,44 +76,6 @@ impl Command {
             Command::History(command) => command.run(session),
             Command::Restore(command) => command.run(session),
             Command::Completions(command) => command.run(session),
-        }
-    }
-}
-
-#[cfg(feature = "complete")]
-impl CompleteCommand {
-    /// Returns whether the command only computes, so that an interruption may end it anywhere.
-    fn is_calculation(&self) -> bool {
-        match self {
-            CompleteCommand::Advise(_)
-            | CompleteCommand::Plan(_)
-            | CompleteCommand::Predict(_)
-            | CompleteCommand::Replay(_)
-            | CompleteCommand::Report(_) => true,
-            CompleteCommand::Profile(command) => command.is_calculation(),
-            _ => false,
-        }
-    }
-
-    fn run(&self, session: &Session) -> anyhow::Result<()> {
-        if self.is_calculation() {
-            session.limit_calculation();
-        }
-        match self {
-            CompleteCommand::Record(command) => command.run(session),
-            CompleteCommand::Mrc(command) => command.run(session),
-            CompleteCommand::Profile(command) => command.run(session),
-            CompleteCommand::Predict(command) => command.run(session),
-            CompleteCommand::Plan(command) => command.run(session),
-            CompleteCommand::Report(command) => command.run(session),
-            CompleteCommand::Sim(command) => command.run(session),
-            CompleteCommand::Replay(command) => command.run(session),
-            CompleteCommand::Repro(command) => command.run(session),
-            CompleteCommand::Merge(command) => command.run(session),
-            CompleteCommand::Fleet(command) => command.run(session),
-            CompleteCommand::Extender(command) => command.run(session),
-            CompleteCommand::Advise(command) => command.run(session),
-            CompleteCommand::Lab(command) => command.run(session),
         }
     }
 }

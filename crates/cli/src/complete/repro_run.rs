@@ -13,9 +13,9 @@ use clap::Args;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
+use super::run_store::{RunStoreArgs, use_store_dir};
 use crate::args::JsonArg;
 use crate::exit::{InterruptedError, UsageError};
-use crate::run_store::{RunStoreArgs, use_store_dir};
 use crate::session::Session;
 
 /// Options that select experiments and their form.
@@ -192,7 +192,7 @@ impl ReproPlan {
             &self
                 .store
                 .clone()
-                .unwrap_or_else(crate::run_store::default_dir),
+                .unwrap_or_else(super::run_store::default_dir),
         )?;
         let stop = session.interrupt_flag();
         store::set_mode(StoreMode::Peek);

@@ -23,12 +23,12 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use crate::args::JsonArg;
+use crate::complete::repro_run::cpu_seconds;
+use crate::complete::run_store::{RunStoreArgs, source_version};
+use crate::complete::shards::{ShardArg, compute_all, print_shard};
 use crate::exit::{InterruptedError, UsageError};
 use crate::files::{refuse_existing, write_file};
-use crate::repro_run::cpu_seconds;
-use crate::run_store::{RunStoreArgs, source_version};
 use crate::session::Session;
-use crate::shards::{ShardArg, compute_all, print_shard};
 
 /// Simulate a fleet: which services share hosts under several policies, their slowdowns, and the hosts needed
 ///

@@ -11,10 +11,10 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::args::{ByteSize, JsonArg, OutputArgs};
+use crate::complete::traces::{TraceArgs, TraceInput};
 use crate::exit::{InterruptedError, ProgramExitCode, UsageError};
 use crate::files::OutputFile;
 use crate::session::Session;
-use crate::traces::{TraceArgs, TraceInput};
 
 /// Record the data accesses of a program as it runs (needs the valgrind package), or convert another tool's trace
 ///

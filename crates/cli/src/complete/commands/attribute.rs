@@ -10,8 +10,8 @@ use cachemate_scenario::{namesake_note, recording_of_program};
 use clap::Args;
 
 use crate::args::JsonArg;
+use crate::complete::run_store::RunStoreArgs;
 use crate::exit::UsageError;
-use crate::run_store::RunStoreArgs;
 use crate::session::Session;
 
 /// Attribute a slowdown to its causes: cache space, bus, memory controller, prefetching

@@ -15,13 +15,13 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::attribute::AttributeArgs;
+use crate::complete::repro_run::{CostMeter, FormArgs, ReproPlan, ReproRun, processor_hours};
+use crate::complete::repro_store::ReproStore;
+use crate::complete::run_store::{RunStoreArgs, source_version};
+use crate::complete::shards::{Shard, ShardArg, print_shard};
 use crate::exit::{InterruptedError, UsageError};
 use crate::files::prepare_output_dir;
-use crate::repro_run::{CostMeter, FormArgs, ReproPlan, ReproRun, processor_hours};
-use crate::repro_store::ReproStore;
-use crate::run_store::{RunStoreArgs, source_version};
 use crate::session::Session;
-use crate::shards::{Shard, ShardArg, print_shard};
 
 /// Reproduce the papers' results on the simulator, by their ids (docs/repro.md)
 ///

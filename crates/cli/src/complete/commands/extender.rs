@@ -8,7 +8,7 @@ use anyhow::Context;
 use cachemate_cluster::extender::{KnowledgeOrigin, serve};
 use clap::Args;
 
-use crate::cluster_args::ApiServerArgs;
+use crate::complete::cluster_args::ApiServerArgs;
 use crate::exit::UsageError;
 use crate::session::Session;
 

@@ -24,10 +24,10 @@ use serde::{Deserialize, Serialize};
 
 use super::sim_interval;
 use crate::args::JsonArg;
+use crate::complete::run_store::{RunStoreArgs, source_version};
+use crate::complete::shards::{ShardArg, compute_all, content_digest, print_shard};
 use crate::exit::{InterruptedError, UsageError};
-use crate::run_store::{RunStoreArgs, source_version};
 use crate::session::Session;
-use crate::shards::{ShardArg, compute_all, content_digest, print_shard};
 
 /// Run scenarios on a simulated machine, under one policy or several (docs/scenarios.md)
 ///

@@ -37,7 +37,7 @@ umask 022
 install -D -m 755 "$cachemate" "$root/usr/bin/cachemate"
 strip --strip-unneeded --remove-section=.comment --remove-section=.note "$root/usr/bin/cachemate"
 mkdir -p "$root/usr/share/man/man1"
-"$cachemate" man --dir "$root/usr/share/man/man1" --force >/dev/null
+"$cachemate" completions --man "$root/usr/share/man/man1" --force >/dev/null
 install -d "$root/usr/share/man/man5"
 mv "$root/usr/share/man/man1/cachemate.toml.5" "$root/usr/share/man/man5/"
 gzip -9n "$root"/usr/share/man/man1/*.1 "$root"/usr/share/man/man5/*.5

@@ -10,7 +10,7 @@ cachemate=target/release/cachemate
 
 install -D -m 755 "$cachemate" "$prefix/bin/cachemate"
 mkdir -p "$prefix/share/man/man1" "$prefix/share/cachemate/recordings/servers"
-"$cachemate" man --dir "$prefix/share/man/man1" --force
+"$cachemate" completions --man "$prefix/share/man/man1" --force
 mkdir -p "$prefix/share/man/man5"
 mv "$prefix/share/man/man1/cachemate.toml.5" "$prefix/share/man/man5/"
 install -d "$prefix/share/bash-completion/completions" "$prefix/share/zsh/site-functions" \

@@ -19,8 +19,8 @@ const RESULTS_DEPEND_ON: &[&str] = &[
     "../spec/src",
     "../study/src",
     "../trace/src",
-    "src/commands/sim.rs",
-    "src/interval_programs.rs",
+    "src/complete/commands/sim.rs",
+    "src/complete/interval_programs.rs",
     "../../machines",
     "../../Cargo.lock",
 ];

@@ -43,6 +43,10 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ),
     ("fleet", &["core", "interval", "report", "sim"]),
     (
+        "cluster",
+        &["core", "files", "fleet", "daemon", "page", "spec"],
+    ),
+    (
         "scenario",
         &["core", "pipeline", "sim", "interval", "spec", "trace"],
     ),
@@ -71,6 +75,7 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
         &[
             "core", "files", "spec", "locality", "papers", "pipeline", "sim", "interval", "linux",
             "trace", "report", "forecast", "repro", "scenario", "study", "page", "daemon", "fleet",
+            "cluster",
         ],
     ),
 ];

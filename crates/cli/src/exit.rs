@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use cachemate_core::nearest_name;
+use cachemate_core::{nearest_name, suggestion};
 use cachemate_report::text::EscapedText;
 use cachemate_trace::TraceError;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -93,14 +93,9 @@ fn nearest_file_hint(text: &str, location: &str) -> String {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
     let files = cachemate_files::list_dir(dir.unwrap_or(Path::new("."))).unwrap_or_default();
     let names = files.iter().filter_map(|file| file.file_name()?.to_str());
-    nearest_name(name, names)
-        .map(|nearest| {
-            format!(
-                " (did you mean '{}'?)",
-                path.with_file_name(nearest).display()
-            )
-        })
-        .unwrap_or_default()
+    let nearest = nearest_name(name, names);
+    let nearest_path = nearest.map(|nearest| path.with_file_name(nearest).display().to_string());
+    suggestion(nearest_path.as_deref())
 }
 
 /// Removes the numbers of the operating system's errors, such as ` (os error 2)`, which follow their names.

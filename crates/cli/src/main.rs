@@ -2,7 +2,7 @@
 //!
 //! Scripts rely on a command in ways that its author does not see: they parse its output, test its
 //! exit code, cut it off with `head`, and run it where nobody reads messages. A rule that each of
-//! thirty commands has to keep would be broken by the thirty-first. So each command has one file in
+//! two dozen commands has to keep would be broken by the next one. So each command has one file in
 //! `commands/` and one line in [`commands::Command`]; commands compute results, pass them to
 //! [`session::Session::print_result`], and never print themselves.
 //!
@@ -21,52 +21,18 @@
 // The command of the daemon's package leaves out commands, and with them callers of what all commands share.
 #![cfg_attr(not(feature = "complete"), allow(dead_code))]
 
-#[cfg(feature = "complete")]
-mod api_server;
 mod args;
 mod commands;
+#[cfg(feature = "complete")]
+mod complete;
 mod exit;
-#[cfg(feature = "complete")]
-mod extender_metrics;
-#[cfg(feature = "complete")]
-mod extender_server;
 mod files;
-#[cfg(feature = "complete")]
-mod goal_plan;
 mod history_text;
 mod host_machine;
-#[cfg(feature = "complete")]
-mod input;
-#[cfg(feature = "complete")]
-mod interval_programs;
-#[cfg(feature = "complete")]
-mod knowledge_dir;
-#[cfg(feature = "complete")]
-mod knowledge_watch;
-#[cfg(feature = "complete")]
-mod node_publisher;
-#[cfg(feature = "complete")]
-mod pinning;
-#[cfg(feature = "complete")]
-mod prediction;
-#[cfg(feature = "complete")]
-mod programs;
-#[cfg(feature = "complete")]
-mod repro_run;
-#[cfg(feature = "complete")]
-mod repro_store;
-#[cfg(feature = "complete")]
-mod run_store;
 mod service_text;
 mod session;
-#[cfg(feature = "complete")]
-mod shards;
-#[cfg(feature = "complete")]
-mod size_list;
 mod status_screen;
 mod status_text;
-#[cfg(feature = "complete")]
-mod traces;
 
 use std::process::ExitCode;
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{ServiceIdentity, ServiceKind, nearest_name};
+use cachemate_core::{ServiceIdentity, ServiceKind, nearest_name, suggestion};
 use cachemate_page::{CacheLossSnapshot, ServiceSnapshot};
 use cachemate_report::Table;
 use cachemate_report::text::{escape_controls, format_fixed, format_names, value_or_dash};
@@ -194,9 +194,11 @@ pub fn nearest_name_hint<'n>(word: &str, names: impl Iterator<Item = &'n str>) -
         [Some(name), stem.filter(|stem| unit.is_named(stem))]
     });
     let candidates: BTreeSet<&str> = names_and_stems.flatten().collect();
-    nearest_name(word, candidates).map_or_else(String::new, |name| {
-        format!(" (did you mean '{}'?)", escape_controls(name))
-    })
+    suggestion(
+        nearest_name(word, candidates)
+            .map(escape_controls)
+            .as_deref(),
+    )
 }
 
 /// Returns the table of the services, with at most `max_rows` rows.

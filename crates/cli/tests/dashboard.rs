@@ -358,7 +358,7 @@ fn page_header(page: &str) -> Value {
 fn a_recording_becomes_a_page() {
     let dir = recorded_run();
     let args = [
-        "dashboard",
+        "replay",
         "run.jsonl.zst",
         "--truth",
         "truth.json",
@@ -448,7 +448,7 @@ fn an_interval_run_is_shown_beside_its_own_account() {
     run(
         dir.path(),
         &[
-            "dashboard",
+            "replay",
             "run.jsonl",
             "--truth",
             "truth.json",
@@ -466,7 +466,7 @@ fn an_interval_run_is_shown_beside_its_own_account() {
     run(
         dir.path(),
         &[
-            "dashboard",
+            "replay",
             "run.jsonl",
             "--truth",
             "other.json",
@@ -482,13 +482,13 @@ fn an_interval_run_is_shown_beside_its_own_account() {
 fn a_broken_recording_is_rejected_with_the_place() {
     let dir = recorded_run();
     std::fs::write(dir.path().join("no.jsonl"), "{}\n").unwrap();
-    run(dir.path(), &["dashboard", "no.jsonl", "-o", "no.html"])
+    run(dir.path(), &["replay", "no.jsonl", "-o", "no.html"])
         .exits_with(1, &["no.jsonl", "line 1"]);
     assert!(!dir.path().join("no.html").exists());
     run(
         dir.path(),
         &[
-            "dashboard",
+            "replay",
             "run.jsonl.zst",
             "--truth",
             "s.toml",
@@ -503,11 +503,7 @@ fn a_broken_recording_is_rejected_with_the_place() {
         &content[..content.len() - 9],
     )
     .unwrap();
-    run(
-        dir.path(),
-        &["dashboard", "cut.jsonl.zst", "-o", "cut.html"],
-    )
-    .ok();
+    run(dir.path(), &["replay", "cut.jsonl.zst", "-o", "cut.html"]).ok();
     let page = std::fs::read_to_string(dir.path().join("cut.html")).unwrap();
     assert!(
         page_header(&page)["cut_off"]

@@ -279,7 +279,7 @@ fn other_users_program_names_affect_no_front_end() {
     };
     check_file("metrics.prom");
     stop(&mut daemon);
-    let page = run(at, &["dashboard", "run.jsonl", "-o", "run.html"]).ok();
+    let page = run(at, &["replay", "run.jsonl", "-o", "run.html"]).ok();
     check_output("dashboard", &(page.out + &page.err), false);
     check_file("run.html");
     let page = std::fs::read_to_string(at.join("run.html")).unwrap();

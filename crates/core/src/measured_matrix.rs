@@ -1,7 +1,7 @@
 //! A measured slowdown matrix, in the form of CA's Table 1: the slowdown of the row's program beside the column's
 //! program.
 
-use crate::nearest_name;
+use crate::{nearest_name, suggestion};
 
 /// A matrix and the names of its programs.
 #[derive(Clone, PartialEq, Debug)]
@@ -18,7 +18,7 @@ pub struct MeasuredMatrix {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MatrixLookupError {
     /// A program without a row.
-    #[error("'{name}' is not in the measured matrix, which has {known}{}", hint(.meant.as_deref()))]
+    #[error("'{name}' is not in the measured matrix, which has {known}{}", suggestion(.meant.as_deref()))]
     Unknown {
         /// The requested name.
         name: Box<str>,
@@ -33,10 +33,6 @@ pub enum MatrixLookupError {
         /// The program that was requested twice.
         name: Box<str>,
     },
-}
-
-fn hint(nearest: Option<&str>) -> String {
-    nearest.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"))
 }
 
 impl MeasuredMatrix {

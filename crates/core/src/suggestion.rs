@@ -29,6 +29,11 @@ pub fn nearest_name<'a>(
     best.map(|(_, candidate)| candidate)
 }
 
+/// The end of a message about an unknown name: ` (did you mean 'gzip'?)`, or nothing if no known name is near.
+pub fn suggestion(nearest: Option<&str>) -> String {
+    nearest.map_or(String::new(), |name| format!(" (did you mean '{name}'?)"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

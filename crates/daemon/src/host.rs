@@ -209,7 +209,7 @@ pub fn build_live_run(
         guardian: GuardianCommand {
             // After an upgrade, the path by which this process was started may name another file.
             program: PathBuf::from("/proc/self/exe"),
-            args: ["guardian", "--state-dir", &state_dir]
+            args: ["restore", "--guardian", "--state-dir", &state_dir]
                 .map(str::to_string)
                 .to_vec(),
         },

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use cachemate_core::nearest_name;
+use cachemate_core::{nearest_name, suggestion};
 
 /// The value found if a required field is missing.
 pub(crate) const MISSING: &str = "nothing";
@@ -38,9 +38,7 @@ impl fmt::Display for SpecError {
             write!(out, ": field '{field}'")?;
         }
         write!(out, ": found {}, expected {}", self.found, self.expected)?;
-        if let Some(nearest) = &self.nearest {
-            write!(out, " (did you mean '{nearest}'?)")?;
-        }
+        out.write_str(&suggestion(self.nearest.as_deref()))?;
         match &self.next {
             Some(next) => write!(out, "\n{next}"),
             None => Ok(()),

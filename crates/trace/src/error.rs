@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use cachemate_core::suggestion;
+
 /// A position in a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FilePosition {
@@ -70,7 +72,7 @@ pub enum TraceError {
         file: String,
     },
     /// An unknown name, with the known ones.
-    #[error("no {what} is named '{name}'{}; there are: {}", nearest_hint(.nearest), known_list(.known))]
+    #[error("no {what} is named '{name}'{}; there are: {}", suggestion(.nearest.as_deref()), known_list(.known))]
     Unknown {
         /// The kind of thing that the name refers to.
         what: &'static str,
@@ -100,12 +102,6 @@ pub enum TraceError {
     },
 }
 
-fn nearest_hint(nearest: &Option<String>) -> String {
-    nearest
-        .as_ref()
-        .map(|name| format!(" (did you mean '{name}'?)"))
-        .unwrap_or_default()
-}
 fn known_list(known_names: &[String]) -> String {
     if known_names.is_empty() {
         "none".to_string()

@@ -1,53 +1,38 @@
-//! `cachemate man`: prints manual pages, generated from the definition of the command line.
+//! Manual pages, generated from the definition of the command line.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use anyhow::Context;
-use clap::{Args, CommandFactory};
+use clap::CommandFactory;
 
 use crate::files::write_file;
-use crate::session::Session;
 
-/// Print the manual page, or write one page per command to a directory
-#[derive(Args)]
-pub struct Man {
-    /// Write cachemate.1, one page per command, and cachemate.toml.5 to this directory, which is created if necessary
-    #[arg(long, value_name = "DIR")]
-    dir: Option<PathBuf>,
-    /// Overwrite existing pages
-    #[arg(long, requires = "dir")]
-    force: bool,
+/// Writes cachemate.1, one page per command, and cachemate.toml.5 to a directory.
+pub fn write_pages(dir: &Path, force: bool) -> anyhow::Result<()> {
+    let mut command = super::Cli::command();
+    command.build();
+    std::fs::create_dir_all(dir)
+        .with_context(|| format!("{}: cannot be created", dir.display()))?;
+
+    let subcommands = command.get_subcommands();
+    for sub in subcommands.filter(|sub| sub.get_name() != "help" && !sub.is_hide_set()) {
+        let name = format!("cachemate-{}", sub.get_name());
+        let page = render_manual_page(sub.clone().display_name(&name))?;
+        write_file(&dir.join(format!("{name}.1")), &page, force)?;
+    }
+    write_file(&dir.join("cachemate.1"), &main_page()?, force)?;
+    write_file(
+        &dir.join("cachemate.toml.5"),
+        config_page().as_bytes(),
+        force,
+    )
 }
 
-impl Man {
-    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let mut command = super::Cli::command();
-        command.build();
-        let Some(dir) = &self.dir else {
-            return session.print(&String::from_utf8_lossy(&render_manual_page(command)?));
-        };
-        std::fs::create_dir_all(dir)
-            .with_context(|| format!("{}: cannot be created", dir.display()))?;
-        let pages = command
-            .get_subcommands()
-            .filter(|sub| sub.get_name() != "help" && !sub.is_hide_set())
-            .map(|sub| {
-                let name = format!("cachemate-{}", sub.get_name());
-                (format!("{name}.1"), sub.clone().display_name(&name))
-            });
-        let pages: Vec<_> = pages
-            .chain([("cachemate.1".to_string(), command.clone())])
-            .collect();
-        for (name, command) in pages {
-            write_file(&dir.join(name), &render_manual_page(command)?, self.force)?;
-        }
-        write_file(
-            &dir.join("cachemate.toml.5"),
-            config_page().as_bytes(),
-            self.force,
-        )?;
-        Ok(())
-    }
+/// The manual page of the whole command.
+pub fn main_page() -> anyhow::Result<Vec<u8>> {
+    let mut command = super::Cli::command();
+    command.build();
+    render_manual_page(command)
 }
 
 /// Documentation page with a table of every configuration key.

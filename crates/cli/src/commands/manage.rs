@@ -6,7 +6,7 @@ use cachemate_page::serve::page::PageAddress;
 use clap::Args;
 
 #[cfg(feature = "complete")]
-use crate::node_publisher::ClusterArgs;
+use crate::complete::cluster_args::ClusterArgs;
 use crate::session::Session;
 use cachemate_daemon::daemon::{ConfigSource, ControlFlags, handle_hangup, run};
 use cachemate_daemon::dry_run;

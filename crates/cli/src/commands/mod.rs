@@ -5,61 +5,16 @@ use clap::{Parser, Subcommand};
 use crate::args::Global;
 use crate::session::Session;
 
-#[cfg(feature = "complete")]
-mod advise;
-#[cfg(feature = "complete")]
-mod attribute;
-#[cfg(feature = "complete")]
-mod cachesim;
 mod completions;
-#[cfg(feature = "complete")]
-mod convert;
-#[cfg(feature = "complete")]
-mod dashboard;
 mod doctor;
 mod explain;
-#[cfg(feature = "complete")]
-mod extender;
-#[cfg(feature = "complete")]
-mod fleet;
-mod guardian;
 pub mod history;
-#[cfg(feature = "complete")]
-mod lab;
 mod man;
 mod manage;
-#[cfg(feature = "complete")]
-mod merge;
-#[cfg(feature = "complete")]
-mod mixes;
-#[cfg(feature = "complete")]
-mod mrc;
 mod page_color;
-#[cfg(feature = "complete")]
-mod plan;
-#[cfg(feature = "complete")]
-mod predict;
-#[cfg(feature = "complete")]
-mod profile;
-#[cfg(feature = "complete")]
-mod profile_export;
-#[cfg(feature = "complete")]
-mod record;
-#[cfg(feature = "complete")]
-mod replay;
-#[cfg(feature = "complete")]
-mod report;
-#[cfg(feature = "complete")]
-mod repro;
 mod restore;
 mod run;
-#[cfg(feature = "complete")]
-mod sim;
-#[cfg(feature = "complete")]
-mod sim_interval;
-#[cfg(feature = "complete")]
-mod slurm_node;
-mod status;
+pub mod status;
 mod top;
 pub mod topology;
 
@@ -88,7 +43,7 @@ pub struct Cli {
 pub enum Command {
     #[cfg(feature = "complete")]
     #[command(flatten)]
-    Complete(CompleteCommand),
+    Complete(crate::complete::commands::CompleteCommand),
     PageColor(page_color::PageColorArgs),
     Topology(topology::TopologyArgs),
     Doctor(doctor::Doctor),
@@ -99,33 +54,7 @@ pub enum Command {
     Explain(explain::Explain),
     History(history::HistoryArgs),
     Restore(restore::RestoreArgs),
-    #[command(hide = true)]
-    Guardian(guardian::GuardianArgs),
     Completions(completions::Completions),
-    Man(man::Man),
-}
-
-/// Commands that only the complete command has: programs and traces, simulated machines, clusters.
-#[cfg(feature = "complete")]
-#[derive(Subcommand)]
-pub enum CompleteCommand {
-    Record(record::Record),
-    Convert(convert::Convert),
-    Mrc(mrc::Mrc),
-    Profile(profile::ProfileArgs),
-    Predict(predict::Predict),
-    Plan(plan::PlanArgs),
-    Attribute(attribute::AttributeArgs),
-    Report(report::ReportArgs),
-    Sim(sim::Sim),
-    Replay(replay::ReplayArgs),
-    Dashboard(dashboard::DashboardArgs),
-    Repro(Box<repro::Repro>),
-    Merge(merge::MergeArgs),
-    Fleet(fleet::FleetArgs),
-    Extender(extender::ExtenderArgs),
-    Advise(advise::Advise),
-    Lab(lab::Lab),
 }
 
 impl Command {
@@ -146,51 +75,7 @@ impl Command {
             Command::Explain(command) => command.run(session),
             Command::History(command) => command.run(session),
             Command::Restore(command) => command.run(session),
-            Command::Guardian(command) => command.run(session),
             Command::Completions(command) => command.run(session),
-            Command::Man(command) => command.run(session),
-        }
-    }
-}
-
-#[cfg(feature = "complete")]
-impl CompleteCommand {
-    /// Returns whether the command only computes, so that an interruption may end it anywhere.
-    fn is_calculation(&self) -> bool {
-        match self {
-            CompleteCommand::Advise(_)
-            | CompleteCommand::Attribute(_)
-            | CompleteCommand::Plan(_)
-            | CompleteCommand::Predict(_)
-            | CompleteCommand::Replay(_)
-            | CompleteCommand::Report(_) => true,
-            CompleteCommand::Profile(command) => command.is_calculation(),
-            _ => false,
-        }
-    }
-
-    fn run(&self, session: &Session) -> anyhow::Result<()> {
-        if self.is_calculation() {
-            session.limit_calculation();
-        }
-        match self {
-            CompleteCommand::Record(command) => command.run(session),
-            CompleteCommand::Convert(command) => command.run(session),
-            CompleteCommand::Mrc(command) => command.run(session),
-            CompleteCommand::Profile(command) => command.run(session),
-            CompleteCommand::Predict(command) => command.run(session),
-            CompleteCommand::Plan(command) => command.run(session),
-            CompleteCommand::Attribute(command) => command.run(session),
-            CompleteCommand::Report(command) => command.run(session),
-            CompleteCommand::Sim(command) => command.run(session),
-            CompleteCommand::Replay(command) => command.run(session),
-            CompleteCommand::Dashboard(command) => command.run(session),
-            CompleteCommand::Repro(command) => command.run(session),
-            CompleteCommand::Merge(command) => command.run(session),
-            CompleteCommand::Fleet(command) => command.run(session),
-            CompleteCommand::Extender(command) => command.run(session),
-            CompleteCommand::Advise(command) => command.run(session),
-            CompleteCommand::Lab(command) => command.run(session),
         }
     }
 }

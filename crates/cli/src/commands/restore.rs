@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::args::JsonArg;
 use crate::session::Session;
-use cachemate_daemon::paths;
+use cachemate_daemon::{guardian, paths};
 
 /// Restore everything that a crashed daemon or run left changed
 ///
@@ -30,6 +30,10 @@ pub struct RestoreArgs {
     /// Directory of the restore journal
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
+    /// Wait for the end of the process on standard input, and restore the host if the process did not; daemons and managed
+    /// runs start this, users never do
+    #[arg(long, hide = true, requires = "state_dir")]
+    guardian: bool,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -143,6 +147,9 @@ impl RestoreJson {
 impl RestoreArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let state_dir = self.state_dir.clone().unwrap_or_else(paths::state_dir);
+        if self.guardian {
+            return guardian::run(&state_dir, &|message| session.warn(message));
+        }
         let mut result = RestoreJson::default();
         let mut dirs = state_dirs(&state_dir)?;
         // The default directory is missing if nothing was ever changed; a named one, if its name is wrong.

@@ -40,10 +40,11 @@ fn mistyped_input_gives_exit_code_2_and_never_a_panic() {
             "--replacement",
             "mru",
         ],
-        &["convert", "t.u64"],
-        &["convert", "t.u64", "-o", "x.foo"],
+        &["record", "--from", "t.u64"],
+        &["record", "--from", "t.u64", "-o", "x.foo"],
         &[
-            "convert",
+            "record",
+            "--from",
             "t.u64",
             "-o",
             "x.cmt",
@@ -140,7 +141,7 @@ fn mrc_finds_bundled_recordings_by_name() {
     std::fs::create_dir(dir.path().join("recordings")).unwrap();
     run(
         dir.path(),
-        &["convert", "t.lackey", "-o", "recordings/small.cmt"],
+        &["record", "--from", "t.lackey", "-o", "recordings/small.cmt"],
     )
     .ok();
     let named = run(dir.path(), &["mrc", "small", "--json"]).json();
@@ -200,7 +201,7 @@ fn existing_files_are_kept_without_force() {
     std::fs::write(dir.path().join("keep.cmt"), "precious").unwrap();
     std::fs::write(dir.path().join("keep.txt"), "precious").unwrap();
     for args in [
-        &["convert", "t.u64", "-o", "keep.cmt"][..],
+        &["record", "--from", "t.u64", "-o", "keep.cmt"][..],
         &["mrc", "t.u64", "--histogram", "keep.txt"],
     ] {
         run(dir.path(), args).exits_with(1, &["--force"]);
@@ -215,13 +216,17 @@ fn existing_files_are_kept_without_force() {
     );
     std::fs::write(dir.path().join("odd.u64"), [0u8; 12]).unwrap();
     assert_eq!(
-        run(dir.path(), &["convert", "odd.u64", "-o", "new.cmt"]).code,
+        run(
+            dir.path(),
+            &["record", "--from", "odd.u64", "-o", "new.cmt"]
+        )
+        .code,
         Some(1)
     );
     assert!(!dir.path().join("new.cmt").exists());
     run(
         dir.path(),
-        &["convert", "t.u64", "-o", "keep.cmt", "--force"],
+        &["record", "--from", "t.u64", "-o", "keep.cmt", "--force"],
     )
     .ok();
     run(dir.path(), &["mrc", "keep.cmt", "--json"]).json();
@@ -238,7 +243,7 @@ fn a_trace_from_standard_input_keeps_its_counts() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("t.lackey"), lackey_text(64, 10, 3)).unwrap();
     let input = std::fs::File::open(dir.path().join("t.lackey")).unwrap();
-    let args = ["convert", "-", "--format", "lackey", "-o", "t.cmt"];
+    let args = ["record", "--from", "-", "--format", "lackey", "-o", "t.cmt"];
     assert!(
         command(dir.path(), &args)
             .stdin(input)
@@ -270,7 +275,7 @@ fn help_completions_and_manual_pages_are_complete() {
     let dir = tempfile::tempdir().unwrap();
     let help = run(dir.path(), &["--help"]).ok().out;
     for command in [
-        "record", "convert", "mrc", "merge", "profile", "topology", "predict", "plan", "report",
+        "record", "mrc", "merge", "profile", "topology", "predict", "plan", "report",
     ] {
         assert!(
             help.contains(&format!("  {command}")),
@@ -300,8 +305,13 @@ fn help_completions_and_manual_pages_are_complete() {
             );
         }
     }
-    assert!(run(dir.path(), &["man"]).ok().out.contains(".TH"));
-    run(dir.path(), &["man", "--dir", "man/man1"]).ok();
+    assert!(
+        run(dir.path(), &["completions", "--man"])
+            .ok()
+            .out
+            .contains(".TH")
+    );
+    run(dir.path(), &["completions", "--man", "man/man1"]).ok();
     let page = std::fs::read_to_string(dir.path().join("man/man1/cachemate-mrc.1")).unwrap();
     assert!(
         page.contains("cachemate\\-mrc") && page.contains("\\-\\-sizes"),

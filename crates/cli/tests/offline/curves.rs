@@ -21,7 +21,7 @@ fn write_recording(dir: &Path) {
         bytes.extend_from_slice(&(line * 64).to_le_bytes());
     }
     std::fs::write(dir.join("t.u64"), bytes).unwrap();
-    run(dir, &["convert", "t.u64", "-o", "t.cmt"]).ok();
+    run(dir, &["record", "--from", "t.u64", "-o", "t.cmt"]).ok();
 }
 
 /// Do ranges of a recording and segments of a stream on several threads give the digits of one thread, with a list of all
@@ -95,7 +95,7 @@ fn shards_refuse_what_they_cannot_divide_or_store() {
     refused(&["t.cmt", "--shard", "1/2"], &["--store"]);
     refused(
         &["t.u64", "--store", "a"],
-        &["t.u64", "recording", "convert"],
+        &["t.u64", "recording", "record --from"],
     );
     refused(
         &["t.cmt", "--store", "a", "--sizes", "4G"],

@@ -33,7 +33,7 @@ fn no_command_waits_for_a_fifo_or_reads_a_device() {
             ],
             &["sim", name],
             &["replay", name],
-            &["dashboard", name, "-o", "page.html"],
+            &["replay", name, "-o", "page.html"],
             &["mrc", name],
             &["plan", "--slowdowns", name, "--machine", "xeon-x5365-4"],
             &["predict", "program.cmt", "program.cmt", "--machine", name],

@@ -198,6 +198,7 @@ fn an_interrupt_ends_a_curve_of_a_silent_input() {
 fn an_interrupted_calculation_ends_within_seconds() {
     let dir = tempfile::tempdir().unwrap();
     let args = [
+        "repro",
         "attribute",
         "mcf",
         "--with",

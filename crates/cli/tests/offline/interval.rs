@@ -224,7 +224,7 @@ fn a_promised_rate_is_kept_or_reported_as_impossible() {
         let _ = std::fs::remove_file(root.join("floor.log"));
         let _ = std::fs::remove_file(root.join("floor.html"));
         let found = run(root, &["sim", "floor.toml", "-o", "floor.log", "--json"]).json();
-        run(root, &["dashboard", "floor.log", "-o", "floor.html"]).ok();
+        run(root, &["replay", "floor.log", "-o", "floor.html"]).ok();
         let jobs = found["results"]["jobs"].as_array().unwrap().clone();
         let slowdowns: Vec<f64> = jobs
             .iter()

@@ -108,7 +108,8 @@ fn printed_and_promised_fields_are_the_same() {
         run(
             root,
             &[
-                "convert",
+                "record",
+                "--from",
                 &format!("{name}.lackey"),
                 "-o",
                 &format!("{name}.cmt"),
@@ -226,14 +227,22 @@ fn printed_and_promised_fields_are_the_same() {
     let attribution = |machine: &str| {
         run_json(
             &[
-                &["attribute", "mcf", "--with", "small.cmt", "-m", machine],
+                &[
+                    "repro",
+                    "attribute",
+                    "mcf",
+                    "--with",
+                    "small.cmt",
+                    "-m",
+                    machine,
+                ],
                 &short[..],
             ]
             .concat(),
         )
     };
     check(
-        "attribute",
+        "repro attribute",
         &[attribution("xeon-x5365"), attribution("xeon-x5365-4")],
         &[],
         &[],

@@ -104,7 +104,7 @@ fn twenty_seven_mistyped_commands_are_explained() {
     let at = dir.path();
     write_raw_trace(at, "t.u64", 0..100);
     std::fs::write(at.join("small.lackey"), lackey_text(64, 4, 2)).unwrap();
-    run(at, &["convert", "small.lackey", "-o", "small.cmt"]).ok();
+    run(at, &["record", "--from", "small.lackey", "-o", "small.cmt"]).ok();
     let usage: [(&[&str], &[&str]); 16] = [
         (&["statsu"], &["'statsu'", "'status'"]),
         (
@@ -170,7 +170,7 @@ fn twenty_seven_mistyped_commands_are_explained() {
             &["u46", "did you mean 'u64'"],
         ),
         (
-            &["convert", "small.lackey", "-o", "small.cmt"],
+            &["record", "--from", "small.lackey", "-o", "small.cmt"],
             &["small.cmt: the file exists", "--force"],
         ),
         (

@@ -24,7 +24,10 @@ fn a_link_at_an_output_is_never_followed() {
     run(logs.path(), &["sim", "two.toml", "-o", "run.jsonl"]).ok();
     let log = logs.path().join("run.jsonl").display().to_string();
     let commands: [(&[&str], &[&str]); 11] = [
-        (&["convert", RECORDING, "-o", "out.csv"], &["out.csv"]),
+        (
+            &["record", "--from", RECORDING, "-o", "out.csv"],
+            &["out.csv"],
+        ),
         (
             &[
                 "profile", RECORDING, machine[0], machine[1], "-o", "out.json",
@@ -49,7 +52,7 @@ fn a_link_at_an_output_is_never_followed() {
             &["log.jsonl"],
         ),
         (&["mrc", RECORDING, "--histogram", "h.txt"], &["h.txt"]),
-        (&["dashboard", &log, "-o", "page.html"], &["page.html"]),
+        (&["replay", &log, "-o", "page.html"], &["page.html"]),
         (
             &[
                 "report",
@@ -62,7 +65,10 @@ fn a_link_at_an_output_is_never_followed() {
             ],
             &["page.html"],
         ),
-        (&["man", "--dir", "."], &["cachemate.1", "cachemate-sim.1"]),
+        (
+            &["completions", "--man", "."],
+            &["cachemate.1", "cachemate-sim.1"],
+        ),
         (
             &["page-color", "discover", "--timeout", "1", "-o", "map.txt"],
             &["map.txt"],

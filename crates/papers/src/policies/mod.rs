@@ -3,7 +3,7 @@
 //! A new policy consists of one file here, one entry in [`ENTRIES`], and one page in `docs/policies/`. The conformance
 //! tests ([`crate::conformance`]) apply to it at once.
 
-use cachemate_core::{EvidenceKind, Policy, ProfileRecall, nearest_name};
+use cachemate_core::{EvidenceKind, Policy, ProfileRecall, nearest_name, suggestion};
 
 mod activity_vector;
 mod balance_set;
@@ -108,11 +108,10 @@ impl PolicyRegistry {
         let Some(entry) = self.find(name) else {
             let names: Vec<&str> = self.entries().iter().map(|entry| entry.name).collect();
             let meant = nearest_name(name, names.iter().copied());
-            let hint = meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
             return Err(PolicyError::Unknown {
                 name: name.to_string(),
                 known: names.join(", "),
-                meant: hint,
+                meant: suggestion(meant),
             });
         };
 

@@ -22,7 +22,7 @@ pub use shared_cache::{
 };
 pub use statcc::StatCc;
 
-use cachemate_core::{Profile, nearest_name};
+use cachemate_core::{Profile, nearest_name, suggestion};
 
 use crate::matrix::{CostKind, PairCosts};
 
@@ -185,8 +185,7 @@ pub struct UnknownScheme {
 pub fn find_scheme(name: &str) -> Result<Box<dyn Scheme>, UnknownScheme> {
     let schemes = all_schemes();
     let known_names: Vec<&str> = schemes.iter().map(|scheme| scheme.name()).collect();
-    let meant = nearest_name(name, known_names.iter().copied())
-        .map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
+    let meant = suggestion(nearest_name(name, known_names.iter().copied()));
     let unknown = UnknownScheme {
         name: name.to_string(),
         known: known_names.join(", "),

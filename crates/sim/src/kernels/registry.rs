@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use cachemate_core::{AccessSource, nearest_name};
+use cachemate_core::{AccessSource, nearest_name, suggestion};
 use serde::Deserialize;
 
 use super::setup::{KernelMaker, KernelProgram, KernelSetup, KernelSpec, Options, group_sizes};
@@ -91,8 +91,7 @@ pub fn build_program(
 ) -> Result<KernelProgram, ProgramError> {
     let Some(spec) = programs().find(|spec| spec.name == name) else {
         let names: Vec<&str> = programs().map(|spec| spec.name.as_str()).collect();
-        let meant = nearest_name(name, names.iter().copied())
-            .map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
+        let meant = suggestion(nearest_name(name, names.iter().copied()));
         return Err(ProgramError::Unknown {
             name: name.into(),
             known: names.join(", "),

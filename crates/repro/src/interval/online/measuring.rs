@@ -38,13 +38,17 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             by.split(':').next().unwrap_or(by)
         ));
         let run = run_query(context, &query, by)?;
-        let slowdowns = run.programs.iter().map(|program| program.slowdown_on_cpu);
+        let jobs = &run.results.jobs;
+        let slowdowns = jobs.iter().map(|job| job.slowdown_on_cpu);
         let slowdowns_on_cpu: Vec<f64> = slowdowns
             .collect::<Option<_>>()
             .ok_or_else(|| failed(by)("a thread never ran"))?;
         Ok((
             mean(&slowdowns_on_cpu),
-            run.weighted_speedup.unwrap_or(f64::NAN),
+            jobs.iter()
+                .filter_map(|job| job.slowdown)
+                .map(|slowdown| 1.0 / slowdown)
+                .sum::<f64>(),
             run.overhead_seconds,
         ))
     })?;

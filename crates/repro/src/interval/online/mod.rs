@@ -16,11 +16,10 @@ use std::sync::Arc;
 
 use cachemate_core::{CacheLevel, MachineSpec};
 use cachemate_interval::{IntervalJob, PhasedProgram};
-use cachemate_report::PolicyOutcome;
 use serde::{Deserialize, Serialize};
 
 use super::nominal::{HOUR_PROFILE_CYCLES, measure};
-use super::whatif::{WhatIfQuery, run_query};
+use super::whatif::{QueryOutcome, WhatIfQuery, run_query};
 use crate::cp::CHIP_MACHINE;
 use crate::setup::failed;
 use crate::{ExperimentContext, Finding, Result, ResultTarget, mean};
@@ -75,26 +74,24 @@ fn mean_speed(slowdowns: &[f64]) -> f64 {
     mean(slowdowns.iter().map(|slowdown| 1.0 / slowdown))
 }
 
-fn speedup_of_outcome(outcome: &PolicyOutcome) -> Speedup {
-    let slowdown_rows = &outcome.series.slowdown;
-    let speedup_from = |start: usize| -> f64 {
-        let mean_speed_of_row = |row: &Vec<Option<f64>>| {
-            let values: Vec<f64> = row[start.min(row.len())..]
-                .iter()
-                .filter_map(|value| *value)
-                .collect();
-            if values.is_empty() {
-                0.0
-            } else {
-                mean_speed(&values)
-            }
-        };
-        slowdown_rows.iter().map(mean_speed_of_row).sum()
+fn speedup_of_outcome(outcome: &QueryOutcome) -> Speedup {
+    let mean_or_zero = |slowdowns: Vec<f64>| {
+        if slowdowns.is_empty() {
+            0.0
+        } else {
+            mean_speed(&slowdowns)
+        }
     };
-
+    let jobs = 0..outcome.slowdowns.len();
     Speedup {
-        settled: speedup_from(outcome.series.seconds.len() * 3 / 4),
-        whole: speedup_from(0),
+        settled: jobs
+            .map(|job| mean_or_zero(outcome.settled_slowdowns(job)))
+            .sum(),
+        whole: outcome
+            .slowdowns
+            .iter()
+            .map(|row| mean_or_zero(row.iter().copied().flatten().collect()))
+            .sum(),
     }
 }
 

@@ -8,8 +8,8 @@ use cachemate_interval::IntervalJob;
 use cachemate_report::text::escape_controls;
 use serde::Serialize;
 
+use super::programs::name_without_number;
 use crate::exit::UsageError;
-use crate::programs::name_without_number;
 
 /// One promise, from `--goal`.
 #[derive(Clone, PartialEq, Debug)]

@@ -13,54 +13,69 @@ use clap::Args;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
+use super::run_store::{RunStoreArgs, use_store_dir};
 use crate::args::JsonArg;
 use crate::exit::{InterruptedError, UsageError};
-use crate::run_store::{RunStoreArgs, use_store_dir};
 use crate::session::Session;
 
 /// Options that select experiments and their form.
 #[derive(Args)]
-struct FormArgs {
+pub struct FormArgs {
     /// Result ids such as CASC-1, or `all` of the papers
-    #[arg(value_name = "ID", default_value = "all")]
-    ids: Vec<String>,
-    /// Smaller runs of everything
+    #[arg(value_name = "ID")]
+    pub ids: Vec<String>,
+    /// Smaller runs of everything, minutes in all
     #[arg(long)]
     quick: bool,
-    /// Even smaller runs, without targets
+    /// Even smaller runs, which show that each mechanism works: seconds for most ids, and no targets
     #[arg(long, conflicts_with = "quick")]
-    sample: bool,
+    pub sample: bool,
     /// First seed; the others follow it
     #[arg(long, default_value_t = 1, value_name = "N")]
-    seed: u64,
+    pub seed: u64,
     #[command(flatten)]
-    json: JsonArg,
+    pub json: JsonArg,
 }
 
 impl FormArgs {
-    fn form(&self) -> &'static str {
-        form_name(self.quick, self.sample)
+    /// Returns the name of the form (full, quick or sample) under which costs are stored.
+    pub fn form(&self) -> &'static str {
+        match (self.quick, self.sample) {
+            (_, true) => "sample",
+            (true, _) => "quick",
+            _ => "full",
+        }
     }
 
-    fn experiments(&self) -> anyhow::Result<Vec<Experiment>> {
-        Ok(select_experiments(&self.ids).map_err(|unknown| UsageError(unknown.to_string()))?)
+    /// Returns whether the runs are smaller than those to which the targets apply.
+    pub fn is_short(&self) -> bool {
+        self.quick || self.sample
     }
 
-    fn build_context<'a>(
+    /// Returns the named experiments, or all.
+    pub fn experiments(&self) -> anyhow::Result<Vec<Experiment>> {
+        let all = ["all".to_string()];
+        let ids = if self.ids.is_empty() {
+            &all[..]
+        } else {
+            &self.ids
+        };
+        Ok(select_experiments(ids).map_err(|unknown| UsageError(unknown.to_string()))?)
+    }
+
+    pub fn build_context<'a>(
         &self,
         seeds: usize,
         stop: &'a AtomicBool,
         progress: &'a (dyn Fn(&str) + Sync),
     ) -> ExperimentContext<'a> {
         let seeds = (self.seed..self.seed.saturating_add(seeds as u64)).collect();
-        let quick = self.quick || self.sample;
-        let context = ExperimentContext::for_seed(self.seed, stop);
         ExperimentContext {
-            quick,
+            quick: self.is_short(),
             sample: self.sample,
             seeds,
             progress,
-            ..context
+            ..ExperimentContext::for_seed(self.seed, stop)
         }
     }
 
@@ -74,15 +89,6 @@ impl FormArgs {
         measured_cost
             .map(|cost| cost.cost_of_seeds(seeds))
             .or_else(declared_cost)
-    }
-}
-
-/// Returns the name of the form (full, quick or sample) under which costs are stored.
-pub fn form_name(quick: bool, sample: bool) -> &'static str {
-    match (quick, sample) {
-        (_, true) => "sample",
-        (true, _) => "quick",
-        _ => "full",
     }
 }
 
@@ -186,7 +192,7 @@ impl ReproPlan {
             &self
                 .store
                 .clone()
-                .unwrap_or_else(crate::run_store::default_dir),
+                .unwrap_or_else(super::run_store::default_dir),
         )?;
         let stop = session.interrupt_flag();
         store::set_mode(StoreMode::Peek);

@@ -1,98 +1,68 @@
-//! `cachemate dashboard`: writes a recorded run as an HTML page.
+//! `cachemate replay -o`: writes a recorded run as an HTML page.
 
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use cachemate_core::CacheLevel;
+use cachemate_interval::JobResults;
 use cachemate_page::{GroundTruth, ProgramTruth, RecordedRun, page_html, read_recording};
-use cachemate_sim::results::{RunResults, TaskResults};
+use cachemate_sim::results::TaskResults;
 use cachemate_trace::RunLogReader;
 use clap::Args;
-use serde::Deserialize;
 
-use crate::args::OutputArgs;
+use super::sim::{MachineResults, SimJson};
 use crate::files::{refuse_existing, write_file};
 use crate::session::Session;
 
 /// Maximum size of an output of `sim --json`.
 const MAX_OUTPUT_BYTES: u64 = 256 << 20;
 
-/// Write a run log as one HTML page: which programs shared a cache in each window, and the reasons
-///
-/// The file loads nothing and plays the run back. `cachemate sim -o` writes run logs, and `cachemate manage` does if its
-/// configuration sets `run_log`. `cachemate manage --dashboard` serves the same page for a running host.
+/// Options for the page of a recorded run.
 #[derive(Args)]
-pub struct DashboardArgs {
-    /// The run log
-    #[arg(value_name = "RUNLOG")]
-    log: String,
-    /// Also show the ground truth of a simulated run: the output of `cachemate sim --json`
-    #[arg(long, value_name = "FILE")]
+pub struct PageArgs {
+    /// Write the run as one HTML page instead, which loads nothing and plays it back
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["policy", "json"])]
+    pub output: Option<PathBuf>,
+    /// Overwrite the page if it exists
+    #[arg(long, requires = "output")]
+    force: bool,
+    /// Also show the ground truth of a simulated run on the page: the output of `cachemate sim --json`
+    #[arg(long, value_name = "FILE", requires = "output")]
     truth: Option<PathBuf>,
-    #[command(flatten)]
-    output: OutputArgs,
 }
 
-impl DashboardArgs {
-    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        refuse_existing(&self.output.output, self.output.force)?;
-        let name = std::path::Path::new(&self.log)
+impl PageArgs {
+    /// Writes a run log as one HTML page: which programs shared a cache in each window, and the reasons.
+    pub fn write_page(&self, session: &Session, log: &str, output: &Path) -> anyhow::Result<()> {
+        refuse_existing(output, self.force)?;
+        let name = Path::new(log)
             .file_name()
-            .map(|name| name.to_string_lossy().into_owned());
-        let mut run = read_recording(
-            RunLogReader::open(&self.log)?,
-            &name.unwrap_or_else(|| self.log.clone()),
-        )?;
+            .map_or(log.into(), OsStr::to_string_lossy);
+        let mut run = read_recording(RunLogReader::open(log)?, &name)?;
         if let Some(path) = &self.truth {
             run.head.truth = Some(ground_truth(path, &run)?);
         }
         if let Some(cut_off) = &run.head.cut_off {
             session.warn(&format!("the recording is incomplete: {cut_off}"));
         }
-        write_file(
-            &self.output.output,
-            page_html(Some(&run))?.as_bytes(),
-            self.output.force,
-        )?;
-        let (windows, path) = (run.snapshots.len(), self.output.output.display());
+        write_file(output, page_html(Some(&run))?.as_bytes(), self.force)?;
+
+        let (windows, path) = (run.snapshots.len(), output.display());
         session.print(&format!("wrote {path}: {windows} windows\n"))
     }
 }
 
-/// The part of the output of `sim --json` that contains the machine's measurements.
-#[derive(Deserialize)]
-struct RecordedTruth {
-    scenario: String,
-    seed: u64,
-    results: TruthResults,
-}
-
-/// Results of one of the two simulated machines.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum TruthResults {
-    Cycle(Box<RunResults>),
-    Interval { jobs: Vec<IntervalTruth> },
-}
-
-/// Ground truth of one program on the interval machine; programs are in the order of the scenario.
-#[derive(Deserialize)]
-struct IntervalTruth {
-    name: String,
-    instr_per_cycle: Option<f64>,
-    mpki: Option<f64>,
-}
-
-fn ground_truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<GroundTruth> {
+fn ground_truth(path: &Path, run: &RecordedRun) -> anyhow::Result<GroundTruth> {
     let path_text = path.display();
     let text = crate::files::read_text(path, MAX_OUTPUT_BYTES)?;
-    let recorded_truth: RecordedTruth = serde_json::from_str(&text)
+    let truth: SimJson = serde_json::from_str(&text)
         .with_context(|| format!("{path_text}: expected the output of 'cachemate sim --json'"))?;
-    let source = format!("{}, seed {}", recorded_truth.scenario, recorded_truth.seed);
-    let results = match recorded_truth.results {
-        TruthResults::Cycle(results) => results,
-        TruthResults::Interval { jobs } => {
-            let programs = interval_truth(&jobs, run)
+    let source = format!("{}, seed {}", truth.scenario, truth.seed);
+    let results = match truth.results {
+        MachineResults::Cycle(results) => results,
+        MachineResults::Interval(results) => {
+            let programs = interval_truth(&results.jobs, run)
                 .with_context(|| format!("{path_text}: of another run"))?;
             return Ok(GroundTruth {
                 source,
@@ -141,7 +111,7 @@ fn ground_truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<Gro
     })
 }
 
-fn interval_truth(jobs: &[IntervalTruth], run: &RecordedRun) -> anyhow::Result<Vec<ProgramTruth>> {
+fn interval_truth(jobs: &[JobResults], run: &RecordedRun) -> anyhow::Result<Vec<ProgramTruth>> {
     let mut programs = Vec::new();
     for (program, job) in (0..).zip(jobs) {
         let mut samples = run.snapshots.iter().flat_map(|snapshot| &snapshot.programs);

@@ -11,10 +11,12 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::args::{ByteSize, JsonArg, OutputArgs};
+use crate::complete::traces::{TraceArgs, TraceInput};
 use crate::exit::{InterruptedError, ProgramExitCode, UsageError};
+use crate::files::OutputFile;
 use crate::session::Session;
 
-/// Record the data accesses of a program as it runs (needs the valgrind package)
+/// Record the data accesses of a program as it runs (needs the valgrind package), or convert another tool's trace
 ///
 /// Standard output and the exit code are those of the program. The summary goes to standard error, with --json as one
 /// object; --quiet omits the text. If signal N ends the program, the exit code is 128 + N. Ctrl-C ends the program and
@@ -23,12 +25,20 @@ use crate::session::Session;
 pub struct Record {
     #[command(flatten)]
     options: RecordArgs,
+    /// Convert this trace of another tool instead (lackey, Dinero din, CSV, drmemtrace, raw u64, ChampSim, oracleGeneral);
+    /// - is standard input. After Ctrl-C, the records converted so far form an intact file, and --salvage makes one of a
+    /// damaged trace
+    #[arg(long, value_name = "TRACE", conflicts_with_all = ["command", "json", "pid", "skip_accesses", "max_accesses",
+        "skip_seconds", "max_seconds", "burst_accesses", "max_size", "kill_at_max", "l1", "children"])]
+    from: Option<String>,
+    #[command(flatten)]
+    trace: TraceArgs,
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
     json: JsonArg,
     /// The program and its arguments, after --
-    #[arg(last = true, required_unless_present = "pid", value_name = "CMD")]
+    #[arg(last = true, required_unless_present_any = ["pid", "from"], value_name = "CMD")]
     command: Vec<String>,
 }
 
@@ -178,6 +188,13 @@ impl RecordArgs {
 impl Record {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let path: &PathBuf = &self.output.output;
+        if let Some(trace) = &self.from {
+            return self.convert(session, trace);
+        }
+        if self.trace.salvage || self.trace.format.is_some() {
+            let problem = "--format, --salvage: expected --from TRACE, which they describe";
+            return Err(UsageError(problem.to_string()).into());
+        }
         let summary = self
             .options
             .record(session, &self.command, path, self.output.force)?;
@@ -206,6 +223,35 @@ impl Record {
             .into()),
             ended => program_result(ended),
         }
+    }
+
+    /// Converts a trace of another tool.
+    fn convert(&self, session: &Session, trace: &str) -> anyhow::Result<()> {
+        let path = &self.output.output;
+        if path.extension().is_none_or(|ending| ending != "cmt") {
+            anyhow::bail!(UsageError(format!(
+                "{}: found another ending than .cmt, the written format",
+                path.display()
+            )));
+        }
+        let mut output = OutputFile::create(path, self.output.force)?;
+        let mut trace = TraceInput::open(session, trace, &self.trace, "converting")?;
+        let name = path.display().to_string();
+        let conversion = cachemate_trace::convert(
+            &mut trace,
+            output.file(),
+            &name,
+            self.options.compression_level,
+            |_| {},
+        )?;
+        trace.finish(session);
+        output.persist()?;
+        let records = format_count(conversion.totals.records);
+        session.note(&format!(
+            "{name}: {records} records, {}",
+            format_size(conversion.bytes)
+        ));
+        trace.check_whole()
     }
 }
 

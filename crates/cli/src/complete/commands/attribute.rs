@@ -1,4 +1,4 @@
-//! `cachemate attribute`: attributes a slowdown to its causes.
+//! `cachemate repro attribute`: attributes a slowdown to its causes.
 
 use cachemate_report::Table;
 use cachemate_report::text::format_number;
@@ -10,8 +10,8 @@ use cachemate_scenario::{namesake_note, recording_of_program};
 use clap::Args;
 
 use crate::args::JsonArg;
+use crate::complete::run_store::RunStoreArgs;
 use crate::exit::UsageError;
-use crate::run_store::RunStoreArgs;
 use crate::session::Session;
 
 /// Attribute a slowdown to its causes: cache space, bus, memory controller, prefetching
@@ -48,6 +48,7 @@ pub struct AttributeArgs {
 
 impl AttributeArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        session.limit_calculation();
         let (program, co_runner) = (
             build_job(&self.program, self.seed)?,
             build_job(&self.with, self.seed.wrapping_add(50))?,

@@ -7,7 +7,7 @@ use cachemate_report::text::{format_number, format_percent, value_or_dash};
 use cachemate_scenario::interval::ScenarioPrograms;
 use cachemate_spec::{IntervalSpec, Scenario};
 
-use crate::interval_programs::{ProgramRequest, load};
+use crate::complete::interval_programs::{ProgramRequest, load};
 use crate::session::Session;
 
 /// Loads or measures the scenario's programs; each distinct program only once.

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
 use cachemate_core::CpuSet;
-use cachemate_daemon::daemon::ControlFlags;
 use cachemate_daemon::status::DaemonStatus;
 use cachemate_fleet::node_report::{
     CacheEvidence, ResidentEvidence, ThreadCounts, measured_profile,
@@ -23,14 +22,11 @@ use cachemate_fleet::publication::is_write_due;
 use cachemate_fleet::scorer::{NodeCacheState, NodePolicy};
 use cachemate_page::{CacheSnapshot, TaskSnapshot};
 use cachemate_spec::ManageMode;
-use clap::Args;
 use serde_json::{Value, json};
 
-use crate::api_server::{ApiServer, ApiServerArgs, RESOURCE_PATH};
-use crate::exit::UsageError;
+use crate::api_server::{ApiServer, RESOURCE_PATH};
 use crate::extender_server::unix_seconds;
 use crate::knowledge_dir::ProfileSpec;
-use crate::session::Session;
 
 /// Time between two reads of the status.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
@@ -49,45 +45,8 @@ const MAX_ANSWER_BYTES: u64 = 1 << 20;
 const PUBLISHER_LABEL: &str = "cachemate.io/publisher";
 const MERGE_PATCH: &str = "application/merge-patch+json";
 
-/// Options of `manage` that publish a node's state.
-#[derive(Args)]
-pub struct ClusterArgs {
-    /// Publish the state of this node's caches and the profiles of its services as objects of this API server
-    #[command(flatten)]
-    server: ApiServerArgs,
-    /// Name of this node at the API server
-    #[arg(long, value_name = "NAME", requires = "api_server", conflicts_with_all = ["check", "dry_run"])]
-    node: Option<String>,
-    /// Memory bandwidth of this host, from which the published bandwidth left follows where traffic is counted
-    #[arg(long, value_name = "BYTES", requires = "api_server", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000_000_000))]
-    memory_bytes_per_second: Option<u64>,
-}
-
-impl ClusterArgs {
-    /// Starts to publish what the daemon's status says, if an API server is named.
-    ///
-    /// # Errors
-    /// The server's options or the node's name are unusable, or no thread can be started.
-    pub fn start(&self, control_flags: &ControlFlags, session: &Session) -> anyhow::Result<()> {
-        if let Some(server) = self.server.open()? {
-            let node = self.node.clone().filter(|name| is_object_name(name));
-            let found = self.node.as_deref().unwrap_or("");
-            let node_problem = || {
-                UsageError(format!(
-                    "--node: found '{found}', expected the name of this node"
-                ))
-            };
-            let node = node.ok_or_else(node_problem)?;
-            let memory_bytes_per_second = self.memory_bytes_per_second.map(|bytes| bytes as f64);
-            let publisher = NodePublisher::new(server, node, memory_bytes_per_second);
-            publisher.start(control_flags.status.clone(), session.clone())?;
-        }
-        Ok(())
-    }
-}
-
 /// The publisher of one node.
-struct NodePublisher {
+pub struct NodePublisher {
     server: ApiServer,
     node: String,
     memory_bytes_per_second: Option<f64>,
@@ -98,6 +57,7 @@ struct NodePublisher {
 }
 
 impl NodePublisher {
+    /// A publisher that has written nothing yet.
     pub fn new(server: ApiServer, node: String, memory_bytes_per_second: Option<f64>) -> Self {
         let written_profiles = BTreeMap::new();
         NodePublisher {
@@ -113,7 +73,11 @@ impl NodePublisher {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(mut self, status: Arc<Mutex<DaemonStatus>>, log: Session) -> std::io::Result<()> {
+    pub fn start(
+        mut self,
+        status: Arc<Mutex<DaemonStatus>>,
+        log: impl Fn(&str) + Send + 'static,
+    ) -> std::io::Result<()> {
         let publish = move || {
             let (mut smoothed_state, mut published_windows, mut failure) =
                 (None::<NodeCacheState>, 0, String::new());
@@ -136,14 +100,14 @@ impl NodePublisher {
                 match self.publish(smoothed_state.as_ref(), &status) {
                     Ok(()) => {
                         if !failure.is_empty() {
-                            log.log(&format!("{}: publishing again", self.node));
+                            log(&format!("{}: publishing again", self.node));
                         }
                         (failure, pause) = (String::new(), FIRST_PAUSE);
                     }
                     Err(error) => {
                         let reason = format!("{error:#}");
                         if reason != failure {
-                            log.log(&format!(
+                            log(&format!(
                                 "{}: not published: {reason}; trying again",
                                 self.node
                             ));

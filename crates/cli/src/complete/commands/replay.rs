@@ -7,11 +7,16 @@ use cachemate_trace::RunLogReader;
 use clap::Args;
 use serde::Serialize;
 
+use super::replay_page::PageArgs;
 use crate::args::JsonArg;
 use crate::exit::UsageError;
 use crate::session::Session;
 
 /// Replay a run log: check that the recorded policy reproduces every decision, or score another policy's forecasts
+///
+/// With -o, write it as one HTML page: which programs shared a cache in each window, and the reasons. `cachemate sim -o`
+/// writes run logs, and `cachemate manage` does if its configuration sets `run_log`. `cachemate manage --dashboard` serves
+/// the same page for a running host.
 #[derive(Args)]
 pub struct ReplayArgs {
     /// The run log
@@ -20,6 +25,8 @@ pub struct ReplayArgs {
     /// Replay by this policy, with its default parameters [default: the recorded policy]
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
+    #[command(flatten)]
+    page: PageArgs,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -41,6 +48,9 @@ struct ReplayJson {
 
 impl ReplayArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        if let Some(output) = &self.page.output {
+            return self.page.write_page(session, &self.log, output);
+        }
         let log = RunLogReader::open(&self.log)?;
         let recorded_policy = log.header().pipeline.policy.clone();
         let other_policy = self

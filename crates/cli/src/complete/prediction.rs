@@ -16,9 +16,9 @@ use cachemate_repro::ExperimentContext;
 use cachemate_study::{DEFAULT_SCHEME, ProfileTarget, cache_summary, cost_table, pair_costs};
 use clap::Args;
 
+use super::programs::{ProfiledInput, check_names, load_all};
 use crate::exit::UsageError;
 use crate::host_machine::{HOST_NAME, load_machine};
-use crate::programs::{ProfiledInput, check_names, load_all};
 use crate::session::Session;
 
 /// The option that selects the machine.

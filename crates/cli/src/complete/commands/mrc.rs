@@ -21,13 +21,13 @@ use clap::{Args, ValueEnum};
 
 use super::cachesim::{self, SetAssociativeArgs};
 use crate::args::JsonArg;
+use crate::complete::run_store::{source_version, use_store_dir};
+use crate::complete::shards::{ShardArg, content_digest, print_shard};
+use crate::complete::size_list::SizeList;
+use crate::complete::traces::{TraceArgs, TraceInput, open_at};
 use crate::exit::{InterruptedError, UsageError};
 use crate::files::write_file;
-use crate::run_store::{source_version, use_store_dir};
 use crate::session::Session;
-use crate::shards::{ShardArg, content_digest, print_shard};
-use crate::size_list::SizeList;
-use crate::traces::{TraceArgs, TraceInput, open_at};
 
 /// Print the miss-rate curve of a trace: the misses of a cache of each size
 ///
@@ -183,7 +183,7 @@ impl Mrc {
             .filter(|_| trace.burst_starts().is_empty())
         else {
             anyhow::bail!(UsageError(format!(
-                "{}: found no complete recording without bursts, expected one, for --store; convert writes one",
+                "{}: found no complete recording without bursts, expected one, for --store; record --from writes one",
                 self.file
             )));
         };

@@ -8,40 +8,31 @@ use cachemate_report::Table;
 use cachemate_report::text::format_count_of;
 use cachemate_repro::{
     Experiment, ExperimentContext, Finding, Findings, ReproError, ResultVerdict, index_html,
-    select_experiments,
 };
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::args::JsonArg;
+use super::attribute::AttributeArgs;
+use crate::complete::repro_run::{CostMeter, FormArgs, ReproPlan, ReproRun, processor_hours};
+use crate::complete::repro_store::ReproStore;
+use crate::complete::run_store::{RunStoreArgs, source_version};
+use crate::complete::shards::{Shard, ShardArg, print_shard};
 use crate::exit::{InterruptedError, UsageError};
 use crate::files::prepare_output_dir;
-use crate::repro_run::{CostMeter, ReproPlan, ReproRun, form_name, processor_hours};
-use crate::repro_store::ReproStore;
-use crate::run_store::{RunStoreArgs, source_version};
 use crate::session::Session;
-use crate::shards::{Shard, ShardArg, print_shard};
 
 /// Reproduce the papers' results on the simulator, by their ids (docs/repro.md)
+///
+/// The id `mixes` runs random mixes under every policy.
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Repro {
     #[command(subcommand)]
     action: Option<ReproAction>,
-    /// Result ids such as CASC-1, `all` of the papers, or `mixes`: random mixes under every policy
-    #[arg(required_unless_present = "list", value_name = "ID")]
-    ids: Vec<String>,
-    /// Smaller runs of everything, minutes in all
-    #[arg(long)]
-    quick: bool,
-    /// Even smaller runs, which show that each mechanism works: seconds for most ids, and no targets
-    #[arg(long, conflicts_with = "quick")]
-    sample: bool,
-    /// First seed; the others follow it
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
+    #[command(flatten)]
+    form: FormArgs,
     /// Number of seeds, instead of three (one with --quick or --sample); for mixes, number of mixes instead of five
     /// (one)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
@@ -65,8 +56,6 @@ pub struct Repro {
     shard: ShardArg,
     #[command(flatten)]
     runs: RunStoreArgs,
-    #[command(flatten)]
-    json: JsonArg,
 }
 
 #[derive(Subcommand)]
@@ -74,6 +63,7 @@ enum ReproAction {
     Plan(ReproPlan),
     Run(ReproRun),
     Store(ReproStore),
+    Attribute(AttributeArgs),
 }
 
 impl Repro {
@@ -82,19 +72,28 @@ impl Repro {
             Some(ReproAction::Plan(plan)) => return plan.run(session),
             Some(ReproAction::Run(run)) => return run.run(session),
             Some(ReproAction::Store(store)) => return store.run(session),
+            Some(ReproAction::Attribute(attribute)) => return attribute.run(session),
             None => {}
         }
         if self.list {
             return session.print(&render_list());
         }
+        if self.form.ids.is_empty() {
+            let problem = "ID: found none, expected result ids such as CASC-1, all, or mixes; --list shows them";
+            return Err(UsageError(problem.to_string()).into());
+        }
         self.runs.start()?;
-        if self.ids.iter().any(|id| id.eq_ignore_ascii_case("mixes")) {
+        if self
+            .form
+            .ids
+            .iter()
+            .any(|id| id.eq_ignore_ascii_case("mixes"))
+        {
             self.run_mixes(session)?;
             self.runs.report_reuse(session);
             return Ok(());
         }
-        let experiments =
-            select_experiments(&self.ids).map_err(|unknown| UsageError(unknown.to_string()))?;
+        let experiments = self.form.experiments()?;
         if let Some(dir) = self.output.as_deref() {
             prepare_output_dir(dir, self.force)?;
         }
@@ -104,7 +103,7 @@ impl Repro {
         }
         let (findings, failures, interrupted) = self.run_all(session, &experiments)?;
         self.runs.report_reuse(session);
-        let report = self.build_report(if self.sample {
+        let report = self.build_report(if self.form.sample {
             findings.without_targets()
         } else {
             findings
@@ -113,7 +112,7 @@ impl Repro {
             write_results(dir, &report)?;
             session.note(&format!("wrote {}", dir.join("index.html").display()));
         }
-        session.print_result(self.json.json, &report, || render(&report.findings))?;
+        session.print_result(self.form.json.json, &report, || render(&report.findings))?;
         if interrupted {
             let note = format!(
                 "{} results were measured before that",
@@ -129,13 +128,9 @@ impl Repro {
         Ok(())
     }
 
-    fn is_short(&self) -> bool {
-        self.quick || self.sample
-    }
-
-    fn seeds(&self) -> Vec<u64> {
-        let count = self.seeds.unwrap_or(if self.is_short() { 1 } else { 3 });
-        (self.seed..self.seed.saturating_add(count)).collect()
+    fn seed_count(&self) -> usize {
+        let default_count = if self.form.is_short() { 1 } else { 3 };
+        self.seeds.unwrap_or(default_count) as usize
     }
 
     fn build_report(&self, findings: Findings) -> anyhow::Result<ReproJson> {
@@ -146,17 +141,17 @@ impl Repro {
             command: self.command_line(),
             version: source_version(),
             date,
-            quick: self.is_short(),
-            sample: self.sample,
+            quick: self.form.is_short(),
+            sample: self.form.sample,
             findings,
         })
     }
 
     fn print_cost(&self, session: &Session, experiments: &[Experiment]) {
-        if self.is_short() {
+        if self.form.is_short() {
             return;
         }
-        let count = self.seeds().len();
+        let count = self.seed_count();
         let (hours, seeds) = (
             processor_hours(experiments, count),
             format_count_of(count as u64, "seed"),
@@ -174,10 +169,10 @@ impl Repro {
         experiments: &[Experiment],
         shard: Shard,
     ) -> anyhow::Result<()> {
-        let seeds = self.seeds();
+        let seeds = self.form.seed..self.form.seed.saturating_add(self.seed_count() as u64);
         let units = experiments
             .iter()
-            .flat_map(|experiment| seeds.iter().map(move |&seed| (experiment, seed)));
+            .flat_map(|experiment| seeds.clone().map(move |seed| (experiment, seed)));
         let owned = self.shard.select(units);
 
         let stop = session.interrupt_flag();
@@ -200,7 +195,7 @@ impl Repro {
             bar.inc(1);
         }
         bar.finish_and_clear();
-        print_shard(session, self.json.json, shard, owned.len(), failures)
+        print_shard(session, self.form.json.json, shard, owned.len(), failures)
     }
 
     fn build_context<'a>(
@@ -209,31 +204,29 @@ impl Repro {
         progress: &'a (dyn Fn(&str) + Sync),
     ) -> ExperimentContext<'a> {
         ExperimentContext {
-            quick: self.is_short(),
-            sample: self.sample,
-            seeds: self.seeds(),
-            stop,
             mixes: self.mixes,
             machine: self.machine.as_deref(),
-            progress,
+            ..self.form.build_context(self.seed_count(), stop, progress)
         }
     }
 
     fn run_mixes(&self, session: &Session) -> anyhow::Result<()> {
-        if self.ids.len() > 1 || self.output.is_some() || self.shard.shard.is_some() {
+        if self.form.ids.len() > 1 || self.output.is_some() || self.shard.shard.is_some() {
             anyhow::bail!(UsageError(
                 "mixes run by themselves and print a table; use --json for a file".to_string()
             ));
         }
-        let mix_count = self.seeds.unwrap_or(if self.is_short() { 1 } else { 5 });
+        let mix_count = self
+            .seeds
+            .unwrap_or(if self.form.is_short() { 1 } else { 5 });
         let machine = self.machine.as_deref().unwrap_or("xeon-x5365-4");
         super::mixes::run_mixes(
             session,
-            self.is_short(),
-            self.seed,
+            self.form.is_short(),
+            self.form.seed,
             mix_count as u32,
             machine,
-            self.json.json,
+            self.form.json.json,
         )
     }
 
@@ -258,11 +251,7 @@ impl Repro {
             let meter = CostMeter::start();
             match (experiment.run)(&context) {
                 Ok(mut new_findings) => {
-                    meter.finish(
-                        experiment,
-                        form_name(self.quick, self.sample),
-                        context.seeds.len(),
-                    );
+                    meter.finish(experiment, self.form.form(), context.seeds.len());
                     findings.results.append(&mut new_findings);
                 }
                 Err(ReproError::Interrupted) => return Ok((findings, failures, true)),
@@ -288,10 +277,9 @@ impl Repro {
     }
 
     fn command_line(&self) -> String {
-        let form_option = match (self.quick, self.sample) {
-            (true, _) => " --quick",
-            (_, true) => " --sample",
-            _ => "",
+        let form_option = match self.form.form() {
+            "full" => String::new(),
+            form => format!(" --{form}"),
         };
         let seeds_option = self
             .seeds
@@ -299,8 +287,8 @@ impl Repro {
             .unwrap_or_default();
         format!(
             "cachemate repro {}{form_option} --seed {}{seeds_option}",
-            self.ids.join(" "),
-            self.seed
+            self.form.ids.join(" "),
+            self.form.seed
         )
     }
 }

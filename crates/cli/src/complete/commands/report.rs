@@ -6,8 +6,8 @@ use cachemate_study::{burst_reach_bytes, plan_result};
 use clap::Args;
 
 use crate::args::OutputArgs;
+use crate::complete::prediction::{Prediction, PredictionArgs, SlowdownModel};
 use crate::files::{refuse_existing, write_file};
-use crate::prediction::{Prediction, PredictionArgs, SlowdownModel};
 use crate::session::Session;
 
 /// Write an HTML report: curves, classes, mutual slowdowns, and the plan with its reasons

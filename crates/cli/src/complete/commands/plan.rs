@@ -13,12 +13,12 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::args::JsonArg;
+use crate::complete::goal_plan::{GoalPlan, RequestedGoal, StaticPlanSearch, parse_goal};
+use crate::complete::pinning::describe_pinning;
+use crate::complete::prediction::{INTERVAL_MODEL, MachineArg, Prediction, SlowdownModel};
+use crate::complete::programs::name_without_number;
 use crate::exit::UsageError;
-use crate::goal_plan::{GoalPlan, RequestedGoal, StaticPlanSearch, parse_goal};
 use crate::host_machine;
-use crate::pinning::describe_pinning;
-use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, SlowdownModel};
-use crate::programs::name_without_number;
 use crate::session::Session;
 
 /// Plan which programs share a cache on a machine, with reasons

@@ -12,12 +12,12 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::slurm_node::AdviseSlurmNode;
-use super::status::SocketArg;
-use super::topology::as_machine::{self, HostFacts};
 use crate::args::JsonArg;
+use crate::commands::status::SocketArg;
+use crate::commands::topology::as_machine::{self, HostFacts};
+use crate::complete::prediction::{INTERVAL_MODEL, interval_costs};
+use crate::complete::programs::{ProfiledInput, load_all};
 use crate::host_machine;
-use crate::prediction::{INTERVAL_MODEL, interval_costs};
-use crate::programs::{ProfiledInput, load_all};
 use crate::session::Session;
 use cachemate_daemon::{host, socket};
 use cachemate_page::describe_thread;

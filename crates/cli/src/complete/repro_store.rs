@@ -13,9 +13,9 @@ use cachemate_repro::store::{MAX_DIR_BYTES, RunDir, StoredEntry, StoredFile};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
+use super::run_store::default_dir;
 use crate::args::{ByteSize, JsonArg};
 use crate::exit::InterruptedError;
-use crate::run_store::default_dir;
 use crate::session::Session;
 
 /// Show, check or shrink the store of simulated runs

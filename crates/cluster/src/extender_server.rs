@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use cachemate_daemon::OPEN_METRICS;
 use cachemate_fleet::extender::{ClusterKnowledge, Extender, ExtenderRequest};
 use cachemate_page::serve::connection_limit::{ConnectionLimit, Deadlines, accept};
+use cachemate_page::serve::page::constant_time_eq;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
@@ -58,12 +59,7 @@ impl ExtenderState {
         let Some(token) = &self.token else {
             return true;
         };
-        let given_token = given_token.unwrap_or_default();
-        let difference = token
-            .bytes()
-            .zip(given_token.bytes())
-            .fold(0, |sum, (a, b)| sum | (a ^ b));
-        token.len() == given_token.len() && difference == 0
+        constant_time_eq(given_token.unwrap_or_default().as_bytes(), token.as_bytes())
     }
 
     /// Replaces the published knowledge.

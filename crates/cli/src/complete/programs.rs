@@ -14,8 +14,8 @@ use cachemate_study::{
 };
 use cachemate_trace::{ProfileFile, TraceReader};
 
+use super::traces::{TraceArgs, TraceInput, recording_path};
 use crate::session::Session;
-use crate::traces::{TraceArgs, TraceInput, recording_path};
 
 /// One program that is ready for predictions.
 pub struct ProfiledInput {

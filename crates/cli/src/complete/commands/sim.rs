@@ -20,15 +20,14 @@ use cachemate_sim::results::RunResults;
 use cachemate_spec::{Scenario, SimModel, load_varied_scenario};
 use cachemate_trace::RunLogWriter;
 use clap::Args;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::sim_interval;
 use crate::args::JsonArg;
+use crate::complete::run_store::{RunStoreArgs, source_version};
+use crate::complete::shards::{ShardArg, compute_all, content_digest, print_shard};
 use crate::exit::{InterruptedError, UsageError};
-use crate::run_store::{RunStoreArgs, source_version};
 use crate::session::Session;
-use crate::shards::{ShardArg, compute_all, content_digest, print_shard};
 
 /// Run scenarios on a simulated machine, under one policy or several (docs/scenarios.md)
 ///
@@ -87,60 +86,57 @@ struct SimPoint {
     spec: MachineSpec,
 }
 
-/// `cachemate sim --json`; `R` is the type of the machine's results.
+/// `cachemate sim --json`.
 #[derive(Clone, Serialize, Deserialize)]
-struct SimJson<R> {
-    scenario: String,
+pub struct SimJson {
+    pub scenario: String,
     machine: String,
-    seed: u64,
+    pub seed: u64,
     policy: String,
     windows: u64,
     /// Whether the run completed; if not, the user stopped it, and the counts cover the time before the stop.
     complete: bool,
-    results: R,
+    pub results: MachineResults,
 }
 
-/// The result of a run on either machine.
-#[derive(Clone, Serialize)]
+/// The results of either machine.
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(untagged)]
-enum SimResult {
-    Cycle(SimJson<RunResults>),
-    Interval(SimJson<IntervalResults>),
+pub enum MachineResults {
+    Cycle(RunResults),
+    Interval(IntervalResults),
 }
 
 /// A simulated machine that the command can run.
 trait SimulatedMachine: Machine {
-    type Results: Serialize;
     /// Sets the length of the window before the policy's first plan.
     fn set_first_window(&mut self, window: WindowLength);
     /// Returns the simulated time that has passed, for the progress bar.
     fn position(&self) -> u64;
-    fn results(self) -> Self::Results;
+    fn results(self) -> MachineResults;
 }
 
 impl SimulatedMachine for IntervalMachine {
-    type Results = IntervalResults;
     fn set_first_window(&mut self, window: WindowLength) {
         IntervalMachine::set_first_window(self, window);
     }
     fn position(&self) -> u64 {
         self.now_ns()
     }
-    fn results(self) -> IntervalResults {
-        IntervalMachine::results(&self)
+    fn results(self) -> MachineResults {
+        MachineResults::Interval(IntervalMachine::results(&self))
     }
 }
 
 impl SimulatedMachine for SimMachine {
-    type Results = RunResults;
     fn set_first_window(&mut self, window: WindowLength) {
         SimMachine::set_first_window(self, window);
     }
     fn position(&self) -> u64 {
         self.now_cycles()
     }
-    fn results(mut self) -> RunResults {
-        SimMachine::collect_results(&mut self)
+    fn results(mut self) -> MachineResults {
+        MachineResults::Cycle(SimMachine::collect_results(&mut self))
     }
 }
 
@@ -212,7 +208,7 @@ impl Sim {
         let (mut runs, mut failures) = (Vec::new(), Vec::new());
         for (outcome, point) in outcomes.into_iter().zip(&owned) {
             match outcome {
-                Some(Ok(result)) if result.is_complete() => runs.push(result),
+                Some(Ok(result)) if result.complete => runs.push(result),
                 Some(Ok(_)) | None => {}
                 Some(Err(error)) if error.is::<InterruptedError>() => {}
                 Some(Err(error)) => failures.push(format!("{}: {error:#}", point.file)),
@@ -233,22 +229,11 @@ impl Sim {
     }
 
     /// Makes a run, or takes it from the store. With a run log it is made in any case, because the store keeps no windows.
-    fn run_point(&self, session: &Session, point: &SimPoint) -> anyhow::Result<SimResult> {
-        match point.scenario.simulator {
-            SimModel::Cycle => self
-                .run_stored(point, || self.run_cycle(session, point))
-                .map(SimResult::Cycle),
-            SimModel::Interval => self
-                .run_stored(point, || self.run_interval(session, point))
-                .map(SimResult::Interval),
-        }
-    }
-
-    fn run_stored<R: Serialize + DeserializeOwned + Clone>(
-        &self,
-        point: &SimPoint,
-        make: impl FnOnce() -> anyhow::Result<SimJson<R>>,
-    ) -> anyhow::Result<SimJson<R>> {
+    fn run_point(&self, session: &Session, point: &SimPoint) -> anyhow::Result<SimJson> {
+        let make = || match point.scenario.simulator {
+            SimModel::Cycle => self.run_cycle(session, point),
+            SimModel::Interval => self.run_interval(session, point),
+        };
         if self.output.is_some() {
             return make();
         }
@@ -258,9 +243,9 @@ impl Sim {
             if result.complete {
                 return Ok(result);
             }
-            let note = format!("{} windows were measured before that", result.windows);
+            let error = interruption(&result);
             incomplete = Some(result);
-            Err(anyhow::Error::from(InterruptedError(note)))
+            Err(anyhow::Error::from(error))
         });
         match incomplete {
             Some(result) => Ok(result),
@@ -268,11 +253,7 @@ impl Sim {
         }
     }
 
-    fn run_cycle(
-        &self,
-        session: &Session,
-        point: &SimPoint,
-    ) -> anyhow::Result<SimJson<RunResults>> {
+    fn run_cycle(&self, session: &Session, point: &SimPoint) -> anyhow::Result<SimJson> {
         let SimPoint { scenario, spec, .. } = point;
         let machine = build(scenario, spec).with_context(|| point.file.clone())?;
         let config = pipeline_config(scenario, spec, &machine);
@@ -282,11 +263,7 @@ impl Sim {
         })
     }
 
-    fn run_interval(
-        &self,
-        session: &Session,
-        point: &SimPoint,
-    ) -> anyhow::Result<SimJson<IntervalResults>> {
+    fn run_interval(&self, session: &Session, point: &SimPoint) -> anyhow::Result<SimJson> {
         let SimPoint {
             file,
             scenario,
@@ -311,20 +288,19 @@ impl Sim {
     }
 
     /// Prints the result of one run; an interrupted run ends with exit code 130.
-    fn print_one(&self, session: &Session, result: &SimResult) -> anyhow::Result<()> {
-        session.print_result(self.json.json, result, || match result {
-            SimResult::Cycle(result) => render(result),
-            SimResult::Interval(result) => {
+    fn print_one(&self, session: &Session, result: &SimJson) -> anyhow::Result<()> {
+        session.print_result(self.json.json, result, || match &result.results {
+            MachineResults::Cycle(results) => render(result, results),
+            MachineResults::Interval(results) => {
                 let head = format!(
                     "{}: {} under '{}', seed {}",
                     result.scenario, result.machine, result.policy, result.seed
                 );
-                sim_interval::render(&head, result.windows, &result.results)
+                sim_interval::render(&head, result.windows, results)
             }
         })?;
-        if !result.is_complete() {
-            let note = format!("{} windows were measured before that", result.windows());
-            return Err(InterruptedError(note).into());
+        if !result.complete {
+            return Err(interruption(result).into());
         }
         Ok(())
     }
@@ -338,7 +314,7 @@ impl Sim {
         mut machine: M,
         end_position: Option<u64>,
         mut after_window: impl FnMut(&mut M),
-    ) -> anyhow::Result<SimJson<M::Results>> {
+    ) -> anyhow::Result<SimJson> {
         let pipeline = Pipeline::build(config).map_err(|error| UsageError(error.to_string()))?;
         for evidence in pipeline.missing_evidence(&machine) {
             session.note(&evidence.to_string());
@@ -385,20 +361,12 @@ impl Sim {
     }
 }
 
-impl SimResult {
-    fn is_complete(&self) -> bool {
-        match self {
-            SimResult::Cycle(result) => result.complete,
-            SimResult::Interval(result) => result.complete,
-        }
-    }
-
-    fn windows(&self) -> u64 {
-        match self {
-            SimResult::Cycle(result) => result.windows,
-            SimResult::Interval(result) => result.windows,
-        }
-    }
+/// The error for a run that the user stopped.
+fn interruption(result: &SimJson) -> InterruptedError {
+    InterruptedError(format!(
+        "{} windows were measured before that",
+        result.windows
+    ))
 }
 
 /// The given values, or one `None`, which leaves the scenario's value.
@@ -479,37 +447,30 @@ fn run_until_stopped<T>(
 }
 
 /// One line for each run. A slowdown is relative to a program alone, which only the interval machine knows.
-fn runs_table(runs: &[SimResult]) -> String {
+fn runs_table(runs: &[SimJson]) -> String {
     let mut table = Table::from_header(
         "scenario | machine | policy | > seed | > windows | > IPC | > slowest IPC | > misses/1000 | > mean slowdown | > worst",
     );
     for run in runs {
-        let (labels, figures) = match run {
-            SimResult::Cycle(run) => (
-                [&run.scenario, &run.machine, &run.policy],
-                RunFigures::of_cycle_run(&run.results),
-            ),
-            SimResult::Interval(run) => (
-                [&run.scenario, &run.machine, &run.policy],
-                RunFigures::of_interval_run(&run.results),
-            ),
-        };
-        let seed = match run {
-            SimResult::Cycle(run) => run.seed,
-            SimResult::Interval(run) => run.seed,
+        let figures = match &run.results {
+            MachineResults::Cycle(results) => RunFigures::of_cycle_run(results),
+            MachineResults::Interval(results) => RunFigures::of_interval_run(results),
         };
         let percent =
             |value: Option<f64>| value_or_dash(value.map(|factor| format_percent(factor - 1.0, 1)));
         let number = |value: Option<f64>| value_or_dash(value.map(format_number));
-        table.add_row(labels.into_iter().cloned().chain([
-            seed.to_string(),
-            run.windows().to_string(),
+        table.add_row([
+            run.scenario.clone(),
+            run.machine.clone(),
+            run.policy.clone(),
+            run.seed.to_string(),
+            run.windows.to_string(),
             number(figures.instr_per_cycle),
             number(figures.slowest_instr_per_cycle),
             number(figures.mpki),
             percent(figures.mean_slowdown),
             percent(figures.worst_slowdown),
-        ]));
+        ]);
     }
     table.text()
 }
@@ -575,7 +536,7 @@ fn changes_something(applied_plan: &AppliedPlan) -> bool {
 fn unchanged_message(policy: &str, windows: u64) -> String {
     let reason = match windows {
         0..3 => "the run has too few windows; lengthen it or increase the scale",
-        _ => "the run log (-o) and 'cachemate dashboard' show the reasons",
+        _ => "the run log (-o) and 'cachemate replay LOG -o' show the reasons",
     };
     format!("in {windows} windows no plan of '{policy}' changed anything: {reason}")
 }
@@ -591,8 +552,7 @@ fn end_cycles(scenario: &Scenario, spec: &MachineSpec) -> Option<u64> {
     Some(length_cycles(scenario.length)? + scenario.warm_up.map_or(Some(0), length_cycles)?)
 }
 
-fn render(result: &SimJson<RunResults>) -> String {
-    let results = &result.results;
+fn render(result: &SimJson, results: &RunResults) -> String {
     let mut text = format!(
         "{}: {} under '{}', seed {}: {} cycles (time scale {}), {} windows, CPUs busy {}\n\n",
         result.scenario,

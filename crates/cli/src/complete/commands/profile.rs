@@ -15,10 +15,10 @@ use clap::{Args, Subcommand};
 use super::profile_export::{LIVE_SOURCE, ProfileExport};
 use super::record::{RecordArgs, program_result};
 use crate::args::JsonArg;
+use crate::complete::programs::{ProfiledInput, load_partial};
 use crate::exit::InterruptedError;
 use crate::files::{refuse_existing, write_json};
 use crate::host_machine::load_machine;
-use crate::programs::{ProfiledInput, load_partial};
 use crate::session::Session;
 
 /// Profile a recording or a running program: write a profile file and draw the miss-rate curve

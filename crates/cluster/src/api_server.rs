@@ -11,12 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use clap::Args;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
-
-use crate::exit::UsageError;
 
 /// Path of the two resources.
 pub const RESOURCE_PATH: &str = "/apis/cachemate.io/v1alpha1";
@@ -27,36 +24,6 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 const MAX_SECRET_BYTES: u64 = 1 << 20;
 /// Maximum size of the head of a response, and of one of its lines.
 const MAX_HEAD_BYTES: u64 = 64 << 10;
-
-/// Options that name an API server.
-#[derive(Args)]
-pub struct ApiServerArgs {
-    /// API server: https://HOST:PORT, http://HOST:PORT, or in-cluster for a pod's own
-    #[arg(long, value_name = "URL")]
-    pub api_server: Option<String>,
-    /// Certificates (PEM) of the authority of an https server
-    #[arg(long, value_name = "FILE", requires = "api_server")]
-    ca_file: Option<PathBuf>,
-    /// File with a token for the API server
-    #[arg(long, value_name = "FILE", requires = "api_server")]
-    token_file: Option<PathBuf>,
-}
-
-impl ApiServerArgs {
-    /// The server, if one is named.
-    pub fn open(&self) -> anyhow::Result<Option<ApiServer>> {
-        let Some(url) = &self.api_server else {
-            return Ok(None);
-        };
-        let server = match url.as_str() {
-            "in-cluster" => ApiServer::in_cluster(),
-            url => ApiServer::new(url, self.ca_file.as_deref(), self.token_file.clone()),
-        };
-        Ok(Some(server.map_err(|error| {
-            UsageError(format!("--api-server: {error:#}"))
-        })?))
-    }
-}
 
 /// Address of an API server, and the means to prove both sides' identities.
 pub struct ApiServer {
@@ -176,7 +143,7 @@ impl ApiServer {
             self.host, self.port
         );
         if let Some(file) = &self.token_file {
-            let token = crate::files::read_text(file, MAX_SECRET_BYTES)?;
+            let token = read_secret(file)?;
             let token = token.trim();
             ensure!(
                 token.bytes().all(|byte| byte.is_ascii_graphic()),
@@ -199,12 +166,18 @@ impl ApiServer {
     }
 }
 
+/// Reads a token or certificates; an error names the file.
+fn read_secret(file: &Path) -> anyhow::Result<String> {
+    cachemate_files::read_text_limited(file, MAX_SECRET_BYTES)
+        .with_context(|| format!("{}: cannot be read", file.display()))
+}
+
 trait ApiStream: Read + Write + Send {}
 impl<S: Read + Write + Send> ApiStream for S {}
 
 fn tls_config(ca_file: &Path) -> anyhow::Result<ClientConfig> {
     let name = ca_file.display();
-    let text = crate::files::read_text(ca_file, MAX_SECRET_BYTES)?;
+    let text = read_secret(ca_file)?;
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(text.as_bytes()) {
         roots.add(certificate.with_context(|| format!("{name}: expected certificates in PEM"))?)?;

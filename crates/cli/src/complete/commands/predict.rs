@@ -8,7 +8,7 @@ use cachemate_report::{Align, CostTable, GroupForecast, PredictResult, ProgramSu
 use clap::Args;
 
 use crate::args::JsonArg;
-use crate::prediction::{INTERVAL_MODEL, Prediction, PredictionArgs};
+use crate::complete::prediction::{INTERVAL_MODEL, Prediction, PredictionArgs};
 use crate::session::Session;
 
 /// Predict how much programs slow each other down on a shared cache

@@ -9,9 +9,9 @@ use cachemate_trace::TraceReader;
 use clap::{Args, ValueEnum};
 
 use crate::args::ByteSize;
+use crate::complete::traces::TraceInput;
 use crate::exit::UsageError;
 use crate::session::Session;
-use crate::traces::TraceInput;
 
 /// Options for caches that are not fully associative.
 #[derive(Args)]

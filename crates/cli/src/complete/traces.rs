@@ -13,8 +13,8 @@ use cachemate_trace::{
 use clap::Args;
 use indicatif::ProgressBar;
 
+use super::input::InterruptibleInput;
 use crate::exit::InterruptedError;
-use crate::input::InterruptibleInput;
 use crate::session::Session;
 
 /// Number of lines in a portion for several threads.

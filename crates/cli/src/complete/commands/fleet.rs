@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use cachemate_cluster::knowledge_dir::ProfileSpec;
 use cachemate_core::MachineSpec;
 use cachemate_fleet::arrivals::draw_kinds;
 use cachemate_fleet::cluster_export::{PodList, cluster_services};
@@ -22,13 +23,12 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use crate::args::JsonArg;
+use crate::complete::repro_run::cpu_seconds;
+use crate::complete::run_store::{RunStoreArgs, source_version};
+use crate::complete::shards::{ShardArg, compute_all, print_shard};
 use crate::exit::{InterruptedError, UsageError};
 use crate::files::{refuse_existing, write_file};
-use crate::knowledge_dir::ProfileSpec;
-use crate::repro_run::cpu_seconds;
-use crate::run_store::{RunStoreArgs, source_version};
 use crate::session::Session;
-use crate::shards::{ShardArg, compute_all, print_shard};
 
 /// Simulate a fleet: which services share hosts under several policies, their slowdowns, and the hosts needed
 ///
@@ -106,8 +106,6 @@ enum FleetQuestion {
 const VALIDATION_CACHE_SCALE: u32 = 16;
 /// Maximum size of profiles and of exports of clusters.
 const MAX_FILE_BYTES: u64 = 256 << 20;
-/// Time between two progress lines if standard error is not a terminal.
-const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 impl FleetArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
@@ -287,30 +285,14 @@ impl FleetArgs {
         session: &Session,
         run: impl FnOnce(&RunControl<'_>) -> Option<R>,
     ) -> anyhow::Result<R> {
-        let available_cpus = cachemate_study::cpu_count();
         let stop = session.interrupt_flag();
         let bar = session.progress_bar("fleet", Some(1));
-        let started = Instant::now();
-        let reported_interval = AtomicUsize::new(0);
         let report_progress = |done_count: usize, total_count: usize| {
             bar.set_length(total_count as u64);
             bar.set_position(done_count as u64);
-            let elapsed = started.elapsed();
-            let interval_index = (elapsed.as_secs() / PROGRESS_INTERVAL.as_secs()) as usize;
-            if bar.is_hidden()
-                && interval_index > reported_interval.fetch_max(interval_index, Ordering::Relaxed)
-                && done_count > 0
-            {
-                let remaining_seconds =
-                    elapsed.as_secs_f64() * (total_count - done_count) as f64 / done_count as f64;
-                session.log(&format!(
-                    "{done_count} of {total_count} parts, about {} s left",
-                    format_number(remaining_seconds.ceil())
-                ));
-            }
         };
         let control = RunControl {
-            workers: available_cpus,
+            workers: cachemate_study::cpu_count(),
             report_progress: &report_progress,
             should_stop: &|| stop.load(Ordering::Relaxed),
         };

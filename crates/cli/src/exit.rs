@@ -125,7 +125,11 @@ fn in_plain_words(text: &str) -> String {
         next = start + message.len();
         if is_missing(code) {
             let is_value = plain_text.ends_with("found ");
-            plain_text.push_str(if is_value { "no such file" } else { "found no such file" });
+            plain_text.push_str(if is_value {
+                "no such file"
+            } else {
+                "found no such file"
+            });
         } else {
             plain_text.push_str(message.split(" (os error").next().unwrap_or_default());
         }
@@ -219,7 +223,10 @@ mod tests {
         let meant = dir.path().join("run: 2.cmt");
         assert_eq!(
             describe(&error),
-            format!("{path}: found no such file (did you mean '{}'?)", meant.display())
+            format!(
+                "{path}: found no such file (did you mean '{}'?)",
+                meant.display()
+            )
         );
         let quoted = anyhow::Error::msg("note.txt: found 'see (os error 7)', expected a number");
         assert_eq!(

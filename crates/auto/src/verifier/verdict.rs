@@ -17,7 +17,6 @@ use cachemate_core::{
 };
 use cachemate_papers::work_metric::WorkMetric;
 
-
 /// Probability with which each of the two tests rolls back a change that has no effect.
 const FALSE_ALARM_RATE: f64 = 0.01;
 /// Larger ratios of speeds are clamped.

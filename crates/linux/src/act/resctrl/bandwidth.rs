@@ -4,7 +4,7 @@
 //! resctrl says which: `50` is half of a core's requests on Intel, 50 MiB/s there with the option `mba_MBps`, and 6.25 GB/s
 //! on AMD. Method: the mount's options tell `mba_MBps`; the processor's vendor tells AMD; and where the vendor is unknown,
 //! a number above 100 cannot be a percentage. Properties: read-only; a resource with unexpected content is left out, with
-//! an error that names the file, and the ways of caches are divided without it.
+//! an error that names the file or the line, and the ways of caches are divided without it.
 //!
 //! Kernel documentation: Documentation/filesystems/resctrl.rst, "Memory bandwidth Allocation".
 
@@ -82,10 +82,14 @@ pub(super) fn read_bandwidth(
             limits_whole_cores: throttle_mode.trim() == "max",
         })
     };
-    let resources = root.levels.iter();
-    resources
-        .map(|(name, levels)| (name.clone(), read_resource(name, levels)))
-        .collect()
+    let resources = root.levels.iter().map(|(name, levels)| {
+        let resource = match levels {
+            Ok(levels) => read_resource(name, levels),
+            Err(problem) => Err(unavailable(format!("{}/{problem}", mount.display()), None)),
+        };
+        (name.clone(), resource)
+    });
+    resources.collect()
 }
 
 fn find_unit(kernel: &dyn Kernel, largest_level: u32) -> BandwidthUnit {

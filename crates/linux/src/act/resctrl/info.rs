@@ -91,6 +91,9 @@ pub struct Resctrl {
     pub counted_events: MonitoredEvents,
     /// Caches of the topology by domain of the monitors.
     pub monitored_caches: BTreeMap<u32, CacheId>,
+    /// Whether an L3 has several memory nodes (sub-NUMA clusters) of which the kernel knows nothing. Before Linux 6.11, a
+    /// monitor then shows a multiple of what one of them counted, so that no such cache counts as monitored.
+    pub has_unknown_clusters: bool,
     /// Number of groups that can be monitored at a time, including the root group; `None` if nothing is monitored.
     pub monitor_count: Option<u32>,
     /// Counters of traffic that are assigned to groups; `None` if every group has its own.
@@ -185,7 +188,11 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
         .filter(|name| !name.starts_with(groups::GROUP_PREFIX))
         .count() as u32;
     let counted_events = monitored_events(kernel, &mount);
-    let monitored_caches = monitored_domains(kernel, &mount, host);
+    let mut monitored_caches = monitored_domains(kernel, &mount, host);
+    let all_monitored = monitored_caches.len();
+    monitored_caches
+        .retain(|domain, cache| !has_unknown_clusters(kernel, &mount, *domain, host, *cache));
+    let has_unknown_clusters = monitored_caches.len() < all_monitored;
     let monitors = ["L3_MON", "PERF_PKG_MON"].map(|name| mount.join("info").join(name));
     let monitor_counts = monitors
         .iter()
@@ -198,6 +205,7 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
         bandwidth,
         counted_events,
         monitored_caches,
+        has_unknown_clusters,
         monitor_count: monitor_counts.min(),
         counter_assignment: read_counter_assignment(kernel, &monitors[0]),
         package_events,
@@ -277,6 +285,28 @@ fn monitored_domains(
     domains
         .filter_map(|domain: u32| Some((domain, host.cache_of_domain(CacheLevel::L3, domain)?)))
         .collect()
+}
+
+/// Whether a cache has several memory nodes, and no monitor of each of them (`mon_sub_L3_00`).
+fn has_unknown_clusters(
+    kernel: &dyn Kernel,
+    mount: &Path,
+    domain: u32,
+    host: &HostTopology,
+    cache: CacheId,
+) -> bool {
+    let caches = &host.topology.caches;
+    let Some(cache) = caches.iter().find(|known| known.id == cache) else {
+        return false;
+    };
+    let own_cpus = host.topology.cpus.iter();
+    let nodes: BTreeSet<u32> = own_cpus
+        .filter(|cpu| cache.cpus.contains(cpu.id.0))
+        .map(|cpu| cpu.memory_node)
+        .collect();
+    let dir = mount.join(format!("mon_data/mon_L3_{domain:02}"));
+    let names = kernel.list(&dir).unwrap_or_default();
+    nodes.len() > 1 && !names.iter().any(|name| name.starts_with("mon_sub_L3_"))
 }
 
 /// The caches of packages that have one, by domain. The kernel numbers packages as the processors do, and the topology

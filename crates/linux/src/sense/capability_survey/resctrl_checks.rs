@@ -69,6 +69,13 @@ pub(super) fn check_monitoring(kernel: &dyn Kernel, resctrl: &FoundResctrl) -> C
             .filter_map(|(name, is_counted)| is_counted.then_some(name))
             .collect();
             let mount = resctrl.mount.display();
+            if resctrl.has_unknown_clusters {
+                let reason = format!(
+                    "{mount}: a cache has several memory nodes (sub-NUMA clusters), which this kernel counts wrongly"
+                );
+                let remedy = "Linux 6.11 or later, or firmware without sub-NUMA clusters";
+                return Err(MissingFacility::unusable(reason, Some(remedy)));
+            }
             if names.is_empty() || resctrl.monitored_caches.is_empty() {
                 let reason = format!("{mount}: nothing is counted");
                 return Err(MissingFacility::absent(reason, Some("Intel CMT and MBM")));

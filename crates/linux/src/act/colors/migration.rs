@@ -65,9 +65,7 @@ pub fn measure_page_move_ns() -> Result<f64, MigrationUnavailable> {
         PagePool::new(MEASURED_PAGES).map_err(MigrationUnavailable::without_memory)?;
     let fresh_pool = PagePool::new(MEASURED_PAGES).map_err(MigrationUnavailable::without_memory)?;
     let parking_pool = PagePool::new(1).map_err(MigrationUnavailable::without_memory)?;
-    // SAFETY: no memory is passed. Close-on-exec, non-blocking; faults in kernel mode are handled as well, because a
-    // program's read(2) into fresh memory would fail otherwise.
-    let fault_fd = unsafe { sys::call(sys::USERFAULTFD, [0o2_004_000, 0, 0, 0, 0, 0]) };
+    let fault_fd = fault::open();
     if fault_fd < 0 {
         let reason = format!(
             "userfaultfd: {}",

@@ -14,7 +14,8 @@ use std::path::Path;
 use cachemate_core::{BandwidthSupport, BandwidthUnit, CacheId, CacheLevel};
 
 use super::masks::Schemata;
-use super::mount::{ResctrlUnavailable, has_mount_option, read_number, unavailable};
+use super::mount::{has_mount_option, read_number};
+use crate::MissingFacility;
 use crate::kernel::Kernel;
 use crate::sense::topology::HostTopology;
 
@@ -40,15 +41,10 @@ pub(super) fn read_bandwidth(
     mount: &Path,
     host: &HostTopology,
     root: &Schemata,
-) -> BTreeMap<String, Result<BandwidthResource, ResctrlUnavailable>> {
+) -> BTreeMap<String, Result<BandwidthResource, MissingFacility>> {
     let read_resource = |name: &str, levels: &BTreeMap<u32, u32>| {
         let dir = mount.join("info").join(name);
-        let require_number = |file: &str| {
-            let path = dir.join(file);
-            let problem =
-                || unavailable(format!("{}: expected a whole number", path.display()), None);
-            read_number(kernel, &path).ok_or_else(problem)
-        };
+        let require_number = |file: &str| read_number(kernel, &dir.join(file));
         let largest_level = levels.values().copied().max().unwrap_or(0);
         let unit = find_unit(kernel, largest_level);
         let (step, max_level) = match unit {
@@ -85,7 +81,10 @@ pub(super) fn read_bandwidth(
     let resources = root.levels.iter().map(|(name, levels)| {
         let resource = match levels {
             Ok(levels) => read_resource(name, levels),
-            Err(problem) => Err(unavailable(format!("{}/{problem}", mount.display()), None)),
+            Err(problem) => Err(MissingFacility::unusable(
+                format!("{}/{problem}", mount.display()),
+                None,
+            )),
         };
         (name.clone(), resource)
     });

@@ -12,7 +12,7 @@ use cachemate_core::{
 };
 
 use super::fake_tests::{FakeCat, FakeGroup, MOUNT, topology};
-use super::{Resctrl, ResctrlUnavailable, WayController, find, groups};
+use super::{Resctrl, WayController, find, groups};
 use crate::act::actuator::{Actuator, ApplyReport};
 use crate::act::changes;
 use crate::act::rules::{ManageAction, ManageRule};
@@ -35,7 +35,7 @@ pub(crate) fn unpack_tree(tree: &str) -> (tempfile::TempDir, LinuxHost) {
     (dir, host)
 }
 
-fn find_resctrl(tree: &str) -> Result<Resctrl, ResctrlUnavailable> {
+fn find_resctrl(tree: &str) -> Result<Resctrl, crate::MissingFacility> {
     let (dir, host) = unpack_tree(tree);
     find(&host, &read_topology(dir.path()).unwrap())
 }

@@ -30,6 +30,7 @@ pub(crate) mod memory_map;
 pub mod process_events;
 pub mod scheduling;
 pub(crate) mod systemd_units;
+pub(crate) mod text_files;
 
 use group_moves::GroupMoves;
 use lineage::{Lineage, RecordedAncestry};
@@ -195,11 +196,8 @@ pub trait Kernel {
     fn affinity(&self, tid: i32) -> io::Result<CpuSet> {
         let path = PathBuf::from(format!("/proc/{tid}/status"));
         let text = self.read(&path)?;
-        let allowed_list = text
-            .lines()
-            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        let allowed_list =
-            allowed_list.ok_or_else(|| invalid_file(&path, "no line 'Cpus_allowed_list:'"))?;
+        let allowed_list = text_files::field(&text, "Cpus_allowed_list")
+            .ok_or_else(|| invalid_file(&path, "no line 'Cpus_allowed_list:'"))?;
         allowed_list
             .parse()
             .map_err(|error| invalid_file(&path, format!("Cpus_allowed_list: {error}")))
@@ -671,9 +669,8 @@ impl Kernel for LinuxHost {
         if self.root != Path::new("/") {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        GroupMoves::watch(group_moves::group_mounts(
-            &self.read(Path::new("/proc/mounts"))?,
-        ))
+        let hierarchies = text_files::group_hierarchies(self)?.into_iter();
+        GroupMoves::watch(hierarchies.map(|hierarchy| hierarchy.mount).collect())
     }
     fn stat(&self, tid: i32) -> io::Result<ThreadStat> {
         // The counts in `/proc/TID/stat` are sums over all threads of the process, at a cost for each of them.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use cachemate_core::{
-    Ability, CacheId, CpuId, CpuSet, PlanItem, ProbeKind, ProbeRequest, ProcessId, RefusalReason,
-    Support, TaskId,
+    Ability, CacheId, CpuId, CpuSet, ProbeKind, ProbeRequest, ProcessId, RefusalReason, Support,
+    TaskId,
 };
 
 use super::{LiveMachine, OBSERVE_ONLY_REASON};
@@ -174,10 +174,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                     .abandon(probe, RefusalReason::NotFound, message);
             }
         };
-        let journal_result = self.actuator.journal_originals(
-            &*lock(kernel),
-            &placement.desired_states(&PlanItem::Probe(probe.id)),
-        );
+        let journal_result = self
+            .actuator
+            .journal_originals(&*lock(kernel), &placement.desired_states());
         match journal_result {
             Ok(()) => {
                 self.probe_runner

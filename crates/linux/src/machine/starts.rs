@@ -248,11 +248,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             .into_iter()
             .chain(membership_object.zip(placement.group.clone()));
         states
-            .map(|(object, state)| DesiredState {
-                item: PlanItem::Plan,
-                object,
-                state,
-            })
+            .map(|(object, state)| DesiredState::written(object, state))
             .collect()
     }
 }

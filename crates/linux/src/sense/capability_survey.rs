@@ -18,6 +18,7 @@ use crate::MissingFacility;
 use crate::act::resctrl::Resctrl;
 use crate::act::{colors, gang_scheduler};
 use crate::kernel::Kernel;
+use crate::kernel::text_files::field;
 use crate::sense::counters::{EventSurvey, EventUnavailable};
 use crate::sense::miss_trace::find_tracer;
 use crate::sense::probes::{intensity, watchpoint};
@@ -266,10 +267,8 @@ fn check_miss_traces(kernel: &dyn Kernel, events: &[EventSurvey]) -> CapabilityC
 /// The processor's name, which shows whether the processor is emulated.
 fn describe_processor(kernel: &dyn Kernel) -> String {
     let text = kernel.read(Path::new("/proc/cpuinfo")).unwrap_or_default();
-    let name = text
-        .lines()
-        .find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    name.map(|(_, name)| format!(" of '{}'", name.trim()))
+    field(&text, "model name")
+        .map(|name| format!(" of '{name}'"))
         .unwrap_or_default()
 }
 

@@ -100,15 +100,12 @@ pub(crate) struct Participant {
 
 impl Participant {
     /// The state in which it waits.
-    fn waiting_state(&self, item: &PlanItem) -> DesiredState {
-        DesiredState {
-            item: item.clone(),
-            object: JournalObject::Policy {
-                pid: self.pid,
-                thread: self.thread,
-            },
-            state: self.scheduling.to_waiting().into(),
-        }
+    fn waiting_state(&self) -> DesiredState {
+        let object = JournalObject::Policy {
+            pid: self.pid,
+            thread: self.thread,
+        };
+        DesiredState::journaled(object, self.scheduling.to_waiting().into())
     }
 }
 
@@ -124,21 +121,15 @@ pub(crate) struct ProbePlacement {
 
 impl ProbePlacement {
     /// Everything that the bracket will change, for the journal.
-    pub(crate) fn desired_states(&self, item: &PlanItem) -> Vec<DesiredState> {
+    pub(crate) fn desired_states(&self) -> Vec<DesiredState> {
         let participants = self.other_participants.iter().chain([&self.target]);
-        let mut desired_states: Vec<DesiredState> = participants
-            .map(|participant| participant.waiting_state(item))
-            .collect();
+        let waiting_states = participants.map(Participant::waiting_state);
         let object = JournalObject::Affinity {
             pid: self.target.pid,
             thread: self.target.thread,
         };
-        desired_states.push(DesiredState {
-            item: item.clone(),
-            object,
-            state: ObjectState::Cpus(self.target_cpus()),
-        });
-        desired_states
+        let target_state = DesiredState::journaled(object, ObjectState::Cpus(self.target_cpus()));
+        waiting_states.chain([target_state]).collect()
     }
 
     fn target_cpus(&self) -> CpuSet {

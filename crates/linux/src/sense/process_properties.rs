@@ -9,6 +9,7 @@ use cachemate_core::{
 };
 
 use crate::act::rules::{ManageAction, ManageRule, RuleSubject, decide};
+use crate::kernel::text_files::read_users;
 use crate::kernel::{KeptFile, Kernel, ThreadKey, ThreadStat, none_if_missing};
 use crate::sense::group_trust::GroupTrust;
 use crate::sense::service_directory::{ContainerRecord, ServiceDirectory};
@@ -127,14 +128,7 @@ impl PropertyReader<'_> {
         properties.cgroup_text = self.read_cgroup_text(cgroup_file)?;
         properties.cgroups = cgroup_paths(&properties.cgroup_text);
         if properties.user.is_none() {
-            let status = none_if_missing(
-                self.kernel
-                    .read(&PathBuf::from(format!("/proc/{pid}/status"))),
-            )?
-            .unwrap_or_default();
-            let uid_line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-            properties.user =
-                uid_line.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
+            properties.user = read_users(self.kernel, pid)?.first().copied();
         }
         properties.lineage = match previous {
             Some(previous) => previous.lineage.clone(),
@@ -285,10 +279,8 @@ fn shim_container(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Option<S
 
 /// Does a process run as root, with its real, effective and saved user?
 fn is_roots(kernel: &dyn Kernel, pid: i32) -> io::Result<bool> {
-    let status = none_if_missing(kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))))?;
-    let status = status.unwrap_or_default();
-    let uid_line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-    Ok(uid_line.is_some_and(|users| users.split_ascii_whitespace().all(|user| user == "0")))
+    let users = read_users(kernel, pid)?;
+    Ok(!users.is_empty() && users.iter().all(|user| *user == 0))
 }
 
 /// The option by which a shim or a monitor gets the name of its container; `None` if the command is neither.

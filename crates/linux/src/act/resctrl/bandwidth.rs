@@ -17,6 +17,7 @@ use super::masks::Schemata;
 use super::mount::{has_mount_option, read_number};
 use crate::MissingFacility;
 use crate::kernel::Kernel;
+use crate::kernel::text_files::field;
 use crate::sense::topology::HostTopology;
 
 /// The limit of a group without one on AMD, if no group shows it.
@@ -96,11 +97,7 @@ fn find_unit(kernel: &dyn Kernel, largest_level: u32) -> BandwidthUnit {
         return BandwidthUnit::MebibytesPerSecond;
     }
     let text = kernel.read(Path::new("/proc/cpuinfo")).unwrap_or_default();
-    let vendor = text
-        .lines()
-        .find_map(|line| line.strip_prefix("vendor_id")?.split_once(':'))
-        .map(|(_, vendor)| vendor.trim());
-    match vendor {
+    match field(&text, "vendor_id") {
         Some("AuthenticAMD" | "HygonGenuine") => BandwidthUnit::EighthsOfGigabytePerSecond,
         _ if largest_level > 100 => BandwidthUnit::EighthsOfGigabytePerSecond,
         _ => BandwidthUnit::Percent,

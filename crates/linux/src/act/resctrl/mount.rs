@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::MissingFacility;
 use crate::kernel::Kernel;
+use crate::kernel::text_files::unescape;
 
 /// The number in a file of the mount, without which a facility cannot be used.
 pub(super) fn read_number(kernel: &dyn Kernel, path: &Path) -> Result<u32, MissingFacility> {
@@ -73,19 +74,4 @@ fn parse_mount_line(line: &str) -> Option<(bool, PathBuf)> {
     let is_read_only = has_read_only_option(mount_fields.get(5)?)
         || source_fields.nth(1).is_some_and(has_read_only_option);
     Some((is_read_only, PathBuf::from(unescape(mount_fields.get(4)?))))
-}
-
-/// Decodes a path, in which the kernel writes blanks, tabs, newlines and backslashes as `\ooo`.
-fn unescape(path: &str) -> String {
-    let escapes = [
-        ("\\040", " "),
-        ("\\011", "\t"),
-        ("\\012", "\n"),
-        ("\\134", "\\"),
-    ];
-    escapes
-        .iter()
-        .fold(path.to_string(), |path, (escape, character)| {
-            path.replace(escape, character)
-        })
 }

@@ -253,6 +253,18 @@ pub trait Kernel {
     fn processes(&self) -> io::Result<Vec<i32>> {
         Ok(parse_ids(self.list(Path::new("/proc"))?))
     }
+    /// Reads the stat line of a thread.
+    ///
+    /// # Errors
+    /// It has exited, or its id was reused (`ESRCH`); or the kernel's error.
+    fn stat_of(&self, thread: ThreadKey) -> io::Result<ThreadStat> {
+        let stat = self.stat(thread.tid)?;
+        if stat.key == thread {
+            Ok(stat)
+        } else {
+            Err(io::Error::from_raw_os_error(libc::ESRCH))
+        }
+    }
     /// Does this thread still exist, and is it not a zombie?
     ///
     /// # Errors

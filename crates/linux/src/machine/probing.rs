@@ -251,11 +251,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             .filter(|traced| !traced.has_exited)
             .map(|traced| traced.thread);
         let kernel = self.kernel();
-        let is_live = |thread: &ThreadKey| {
-            lock(&kernel)
-                .stat(thread.tid)
-                .is_ok_and(|stat| stat.key == *thread)
-        };
+        let is_live = |thread: &ThreadKey| lock(&kernel).stat_of(*thread).is_ok();
         let Some(thread) = thread.filter(is_live) else {
             self.probe_runner
                 .abandon(probe, RefusalReason::NotFound, EXITED_REASON);
@@ -324,10 +320,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 }
 
 fn read_participant(kernel: &dyn Kernel, task: &ManagedThread) -> Option<Participant> {
-    kernel
-        .stat(task.thread.tid)
-        .ok()
-        .filter(|stat| stat.key == task.thread)?;
+    kernel.stat_of(task.thread).ok()?;
     let scheduling = kernel.scheduling(task.thread.tid).ok()?;
     let cpus = kernel.affinity(task.thread.tid).ok()?;
     Some(Participant {

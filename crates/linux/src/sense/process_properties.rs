@@ -24,11 +24,11 @@ pub(crate) struct PropertyReader<'a> {
     pub(crate) kernel: &'a dyn Kernel,
     pub(crate) rules: &'a [ManageRule],
     /// Containers that a runtime has reported.
-    pub(crate) directory: &'a ServiceDirectory,
+    directory: &'a ServiceDirectory,
     /// The service of this process: other programs in the same service are distinguished by their commands.
-    pub(crate) own_service: Option<&'a ServiceIdentity>,
+    own_service: Option<&'a ServiceIdentity>,
     /// The groups whose names count.
-    pub(crate) group_trust: GroupTrust<'a>,
+    group_trust: GroupTrust<'a>,
 }
 
 /// The properties of a process that rules test.
@@ -107,7 +107,22 @@ impl RuleProperties {
     }
 }
 
-impl PropertyReader<'_> {
+impl<'a> PropertyReader<'a> {
+    pub(crate) fn new(
+        kernel: &'a dyn Kernel,
+        rules: &'a [ManageRule],
+        directory: &'a ServiceDirectory,
+        own_service: Option<&'a ServiceIdentity>,
+    ) -> Self {
+        PropertyReader {
+            kernel,
+            rules,
+            directory,
+            own_service,
+            group_trust: GroupTrust::new(kernel),
+        }
+    }
+
     /// Reads the properties, as far as they are not `known`.
     pub(crate) fn read(
         &self,
@@ -340,13 +355,7 @@ mod tests {
 
     fn service(host: &FakeHost, directory: &ServiceDirectory, pid: i32) -> (Option<String>, bool) {
         let own_service = ServiceIdentity::new(ServiceKind::Session, "session-1.scope");
-        let reader = PropertyReader {
-            kernel: host,
-            rules: &[],
-            directory,
-            own_service: Some(&own_service),
-            group_trust: GroupTrust::new(host),
-        };
+        let reader = PropertyReader::new(host, &[], directory, Some(&own_service));
         let stat = host.stat(pid).unwrap();
         let properties = reader
             .read(

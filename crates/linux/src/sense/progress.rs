@@ -177,10 +177,7 @@ impl ProgressTotals {
         thread: ThreadKey,
         instructions: Option<u64>,
     ) -> Self {
-        let stat = kernel
-            .stat(thread.tid)
-            .ok()
-            .filter(|stat| stat.key == thread);
+        let stat = kernel.stat_of(thread).ok();
         let counts = [
             reports.read_total(kernel, pid),
             instructions,

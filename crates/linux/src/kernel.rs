@@ -37,10 +37,10 @@ use lineage::{Lineage, RecordedAncestry};
 use process_events::ProcessEventSubscription;
 use scheduling::SchedParams;
 
-/// Locks a kernel. A poisoned lock only means that another thread panicked; the kernel has no state that the panic could
-/// leave inconsistent.
-pub(crate) fn lock<K>(kernel: &Mutex<K>) -> MutexGuard<'_, K> {
-    kernel.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks a value. A poisoned lock only means that another thread panicked: neither a kernel nor a table that is replaced
+/// entry by entry has a state that the panic could leave inconsistent.
+pub fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Identity of a thread. Thread ids are reused, but id and start time together are unique within one boot.

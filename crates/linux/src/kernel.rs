@@ -12,6 +12,7 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -41,6 +42,31 @@ use scheduling::SchedParams;
 /// entry by entry has a state that the panic could leave inconsistent.
 pub fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
     value.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes the exclusive flock of a file. Returns false if another process still holds it after `max_wait`.
+///
+/// # Errors
+/// The kernel's error.
+pub(crate) fn lock_file(file: &impl AsFd, max_wait: Duration) -> io::Result<bool> {
+    let lock = || rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+    let deadline = Instant::now() + max_wait;
+    loop {
+        match rustix::io::retry_on_intr(lock) {
+            Ok(()) => return Ok(true),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The time of a clock, in nanoseconds.
+pub fn clock_ns(clock: rustix::time::ClockId) -> u64 {
+    let time = rustix::time::clock_gettime(clock);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Identity of a thread. Thread ids are reused, but id and start time together are unique within one boot.
@@ -619,19 +645,11 @@ impl Kernel for LinuxHost {
     fn lock_dir(&self, path: &Path, max_wait: Duration) -> io::Result<DirLock> {
         // The descriptor is closed on exec, so that a guardian or a started program does not keep the lock.
         let file = fs::File::open(self.path_below(path))?;
-        let deadline = Instant::now() + max_wait;
-        loop {
-            match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(DirLock { _file: Some(file) }),
-                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
-                    std::thread::sleep(Duration::from_millis(10));
-                }
-                Err(rustix::io::Errno::WOULDBLOCK) => {
-                    let holders = lock_holders(self, &file.metadata()?);
-                    return Err(io::Error::new(io::ErrorKind::WouldBlock, holders));
-                }
-                Err(error) => return Err(error.into()),
-            }
+        if lock_file(&file, max_wait)? {
+            Ok(DirLock { _file: Some(file) })
+        } else {
+            let holders = lock_holders(self, &file.metadata()?);
+            Err(io::Error::new(io::ErrorKind::WouldBlock, holders))
         }
     }
     fn exists(&self, path: &Path) -> io::Result<bool> {

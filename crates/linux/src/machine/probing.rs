@@ -9,7 +9,7 @@ use cachemate_core::{
 };
 
 use super::{LiveMachine, OBSERVE_ONLY_REASON};
-use crate::kernel::{Kernel, ThreadKey, lock};
+use crate::kernel::{Kernel, ThreadKey, clock_ns, lock};
 use crate::sense::access_probe::SampledThreads;
 use crate::sense::probe_runner::rows::RowPlacement;
 use crate::sense::probe_runner::{Participant, ProbePlacement};
@@ -218,8 +218,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             );
             return;
         }
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        let now_ns = clock_ns(rustix::time::ClockId::Monotonic);
         let online = self.topology.online();
         let subjects = SampledThreads {
             threads: &threads,

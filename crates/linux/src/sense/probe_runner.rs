@@ -36,7 +36,7 @@ use crate::sense::access_probe::{SampledThreads, sample_accesses};
 use crate::sense::counters::RunningTotal;
 use crate::sense::events::EventCode;
 use crate::sense::miss_trace::{MAX_TRACE_TIME, MissTracer, RECORD_COST_NS};
-use crate::sense::probes::intensity::{PrimeProber, wait_time};
+use crate::sense::probes::intensity::{BRACKET, PrimeProber, wait_time};
 use crate::sense::probes::neighbor::NeighborLoad;
 use crate::sense::probes::ping_pong::round_trip;
 use crate::sense::probes::watch_candidates::WatchCandidates;
@@ -312,28 +312,10 @@ impl ProbeRunner {
         let wait = wait_time(Some(reloader.cache_bytes()));
         let (samples, own_cpu_ns, off_ns) = session.run(|switch| {
             let mut samples = Vec::new();
-            // Two off, one discarded while the task refills the cache, two on, one off.
-            for (is_target_running, is_counted) in [
-                (false, true),
-                (false, true),
-                (true, false),
-                (true, true),
-                (true, true),
-                (false, true),
-            ] {
+            for (is_target_running, is_counted) in BRACKET {
                 switch.set_running(is_target_running)?;
-                let sample = reloader.sample(wait);
-                if is_counted {
-                    let (evicted, reloads, elapsed_ns) =
-                        (sample.missed, sample.reloads, sample.elapsed_ns);
-                    samples.push(PrimeProbeSample {
-                        target_running: is_target_running,
-                        evicted,
-                        reloads,
-                        elapsed_ns,
-                        round_trips_ns: None,
-                    });
-                }
+                let sample = reloader.sample(wait, is_target_running);
+                samples.extend(is_counted.then_some(sample));
             }
             Ok(samples)
         })?;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use cachemate_core::{Cache, CacheId, PartitionSupport, Topology};
 
 use crate::MissingFacility;
+use crate::kernel::{Kernel, LinuxHost};
 
 pub mod agents;
 pub mod chase;
@@ -65,10 +66,7 @@ impl ColorError {
 
 /// The kernel's id of this boot; empty if the kernel does not report it.
 pub fn boot_id() -> String {
-    cachemate_files::read_text_limited(std::path::Path::new("/proc/sys/kernel/random/boot_id"), 64)
-        .unwrap_or_default()
-        .trim()
-        .to_string()
+    LinuxHost::new("/").boot_id().unwrap_or_default()
 }
 
 /// Caches that colors divide on this host, according to a discovery since its boot; otherwise, why there are none. The

@@ -236,6 +236,8 @@ impl Drop for ActuationLock {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
     use crate::kernel::LinuxHost;
 

@@ -47,8 +47,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// A program cannot be started, or inputs cannot be written.
 pub fn bench_rows(bench_host: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     let skipped_rows = |reason: String| Ok(vec![BenchRow::skipped("d-g", "page colors", reason)]);
-    if let Err(unusable) = migration::measure_page_move_ns_with_frames() {
-        return skipped_rows(format!("{} (remedy: {})", unusable.reason, unusable.remedy));
+    if let Err(missing) = migration::measure_page_move_ns_with_frames() {
+        return skipped_rows(missing.to_string());
     }
     let color_count = match ensure_color_count(bench_host) {
         Ok(colors) => colors,

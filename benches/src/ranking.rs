@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use cachemate_core::median;
 use cachemate_linux::sense::probes::PinnedThread;
-use cachemate_linux::sense::probes::intensity::{PrimeProber, initial_buffer_bytes, wait_time};
+use cachemate_linux::sense::probes::intensity::{
+    BRACKET, PrimeProber, initial_buffer_bytes, wait_time,
+};
 use cachemate_trace::{ProfileFile, bundled_recordings};
 
 use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, run_command};
@@ -216,20 +218,13 @@ fn measure_program(
                 return Vec::new();
             };
             let mut samples = Vec::new();
-            for (is_running, is_counted) in [
-                (false, true),
-                (false, true),
-                (true, false),
-                (true, true),
-                (true, true),
-                (false, true),
-            ] {
+            for (is_running, is_counted) in BRACKET {
                 actor.set_running(is_running);
-                let sample = prober.sample(wait_time(Some(bench_host.cache_bytes)));
+                let sample = prober.sample(wait_time(Some(bench_host.cache_bytes)), is_running);
                 if is_counted {
                     samples.push((
                         is_running,
-                        f64::from(sample.missed) / f64::from(sample.reloads),
+                        f64::from(sample.evicted) / f64::from(sample.reloads),
                     ));
                 }
             }

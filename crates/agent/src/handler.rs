@@ -19,6 +19,7 @@
 use crate::frame_pool::{FramePool, FreeList};
 use crate::handshake;
 use crate::layout::{PAGE_BYTES, TARGET_BYTES, TICK_MS, parse_target};
+use crate::ledger::Ledger;
 use crate::maps::{AddressRange, AddressRanges, read_ranges};
 use crate::removed_ranges::RemovedRanges;
 use crate::sys::{self, fault};
@@ -150,7 +151,7 @@ struct InFlightPage {
 pub struct Agent {
     files: Files,
     reference_set: ReferenceSet,
-    ledger: (*mut u8, usize),
+    ledger: Ledger,
     /// One page per slot of the frame pool.
     region: *mut u8,
     frame_pool: FramePool<'static>,
@@ -175,13 +176,12 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// A handler with these resources. `ledger` is the mapped ledger and its size in bytes. `region` has one page for
-    /// each entry of `slot_links`; each frame that may be held takes two of them. The mask, and whether all pages move,
+    /// A handler with these resources. `region` has one page for each entry of `slot_links`; each frame that may be held takes two of them. The mask, and whether all pages move,
     /// are initial values. `own_start` and `own_bytes` are the address and the size of the agent's own mapping.
     pub fn new(
         files: Files,
         reference_set: ReferenceSet,
-        ledger: (*mut u8, usize),
+        ledger: Ledger,
         region: *mut u8,
         slot_links: &'static mut [u32],
         (mask, must_move_all): (u64, bool),
@@ -243,39 +243,25 @@ impl Agent {
         // SAFETY: no memory is passed; CLONE_FILES is 0x400. The agent must not keep inherited descriptors of the
         // program open, or the reader of a pipe would never see its end.
         unsafe {
-            if sys::call(sys::UNSHARE, [0x400, 0, 0, 0, 0, 0]) < 0 {
+            if sys::call(sys::UNSHARE, [0x400]) < 0 {
                 return false;
             }
             let mut range_start = 0;
             for fd in kept_fds {
                 if fd > range_start {
-                    sys::call(
-                        sys::CLOSE_RANGE,
-                        [range_start as usize, fd as usize - 1, 0, 0, 0, 0],
-                    );
+                    sys::call(sys::CLOSE_RANGE, [range_start as usize, fd as usize - 1]);
                 }
                 range_start = fd + 1;
             }
-            sys::call(
-                sys::CLOSE_RANGE,
-                [range_start as usize, u32::MAX as usize, 0, 0, 0, 0],
-            );
-            let path = b"/proc/self/pagemap\0";
-            self.files.pagemap_fd =
-                sys::call(sys::OPEN, [path.as_ptr() as usize, 0o2_000_000, 0, 0, 0, 0]);
-            let (exe, capacity) = (b"/proc/self/exe\0", self.program_path.len());
+            sys::call(sys::CLOSE_RANGE, [range_start as usize, u32::MAX as usize]);
+            let path = c"/proc/self/exe".as_ptr() as usize;
+            let target = &mut self.program_path;
             sys::call(
                 sys::READLINK,
-                [
-                    exe.as_ptr() as usize,
-                    self.program_path.as_mut_ptr() as usize,
-                    capacity,
-                    0,
-                    0,
-                    0,
-                ],
+                [path, target.as_mut_ptr() as usize, target.len()],
             );
         }
+        self.files.pagemap_fd = sys::open(c"/proc/self/pagemap", 0);
         // The half to which pages are moved must be a range whose missing pages the agent handles.
         let (half_slots, start) = (u64::from(self.frame_pool.half_slots()), self.region as u64);
         if fault::register_range(
@@ -296,16 +282,8 @@ impl Agent {
     pub fn serve(&mut self) {
         let mut has_more_work = false;
         loop {
-            let mut poll_fd = [self.files.fault_fd as u64 | 1 << 32];
-            let max_wait_ms = if has_more_work { 0 } else { TICK_MS as usize };
-            // SAFETY: one pollfd: descriptor, POLLIN.
-            let ready_count = unsafe {
-                sys::call(
-                    sys::POLL,
-                    [poll_fd.as_mut_ptr() as usize, 1, max_wait_ms, 0, 0, 0],
-                )
-            };
-            if ready_count > 0 && !self.read_messages() {
+            let max_wait_ms = if has_more_work { 0 } else { TICK_MS };
+            if sys::wait_for_input(self.files.fault_fd, max_wait_ms) && !self.read_messages() {
                 return;
             }
             has_more_work = self.run_background_work();
@@ -315,14 +293,7 @@ impl Agent {
     /// Reads the kernel's messages. Returns false if there will be no more.
     fn read_messages(&mut self) -> bool {
         let mut messages = [[0u64; 4]; 16];
-        let (fault_fd, bytes) = (self.files.fault_fd as usize, size_of_val(&messages));
-        // SAFETY: the kernel writes at most that many bytes.
-        let read_bytes = unsafe {
-            sys::call(
-                sys::READ,
-                [fault_fd, messages.as_mut_ptr() as usize, bytes, 0, 0, 0],
-            )
-        };
+        let read_bytes = sys::read(self.files.fault_fd, &mut messages);
         if read_bytes < 0 {
             return read_bytes == sys::EAGAIN || read_bytes == -4;
         }
@@ -473,22 +444,10 @@ impl Agent {
 
     /// Gives the number of entries read: fewer at the end, and 0 after an error.
     fn read_entries(&mut self, start: u64, pages: usize) -> usize {
-        let args = [
-            self.files.pagemap_fd as usize,
-            self.pagemap_entries.as_mut_ptr() as usize,
-            pages * 8,
-            (start / PAGE * 8) as usize,
-            0,
-            0,
-        ];
         self.pagemap_entries[0] = 0;
-        // SAFETY: the kernel writes at most that many bytes; callers ask for no more than there are entries.
-        let read_bytes = unsafe { sys::call(sys::PREAD, args) };
-        if read_bytes < 0 {
-            0
-        } else {
-            read_bytes as usize / 8
-        }
+        let entries = &mut self.pagemap_entries[..pages];
+        let read_bytes = sys::read_at(self.files.pagemap_fd, entries, start / PAGE * 8);
+        read_bytes.max(0) as usize / 8
     }
 
     /// Does deferrable work: requests, new ranges, the frame pool, the count. Returns true if more work is pending.
@@ -533,17 +492,7 @@ impl Agent {
 
     fn apply_target(&mut self, now_ns: u64) {
         let mut text = [0u8; TARGET_BYTES];
-        let args = [
-            self.files.target_fd as usize,
-            text.as_mut_ptr() as usize,
-            text.len(),
-            0,
-            0,
-            0,
-        ];
-
-        // SAFETY: the kernel writes at most that many bytes.
-        let read_bytes = unsafe { sys::call(sys::PREAD, args) };
+        let read_bytes = sys::read_at(self.files.target_fd, &mut text, 0);
         let all_colors_mask = if self.reference_set.colors() == 64 {
             u64::MAX
         } else {
@@ -572,12 +521,7 @@ impl Agent {
             .position(|&byte| byte == 0)
             .unwrap_or(self.program_path.len());
         let program = &self.program_path[..program_len];
-        read_ranges(
-            &mut self.ranges,
-            &[self.own_range],
-            program,
-            &mut self.buffer,
-        );
+        read_ranges(&mut self.ranges, self.own_range, program, &mut self.buffer);
         for range in self.ranges.as_slice() {
             // A range that cannot be registered keeps the kernel's frames; registering a range twice changes nothing.
             fault::register_range(self.files.fault_fd, range.start, range.end - range.start);
@@ -767,12 +711,7 @@ impl Agent {
                 }
                 // The program remaps or unmaps the range: the event for this page arrives before the program continues.
                 sys::EAGAIN => {
-                    let mut poll_fd = [self.files.fault_fd as u64 | 1 << 32];
-                    // SAFETY: one pollfd.
-                    let ready_count = unsafe {
-                        sys::call(sys::POLL, [poll_fd.as_mut_ptr() as usize, 1, 1, 0, 0, 0])
-                    };
-                    if ready_count > 0 {
+                    if sys::wait_for_input(self.files.fault_fd, 1) {
                         self.handle_next_message();
                     }
                 }
@@ -803,16 +742,7 @@ impl Agent {
     /// again.
     fn handle_next_message(&mut self) {
         let mut message = [0u64; 4];
-        let args = [
-            self.files.fault_fd as usize,
-            message.as_mut_ptr() as usize,
-            32,
-            0,
-            0,
-            0,
-        ];
-        // SAFETY: the kernel writes one message.
-        if unsafe { sys::call(sys::READ, args) } != 32 {
+        if sys::read(self.files.fault_fd, &mut message) != 32 {
             return;
         }
 
@@ -845,16 +775,7 @@ impl Agent {
             }
         }
 
-        let args = [
-            self.files.status_fd as usize,
-            self.buffer.as_ptr() as usize,
-            position,
-            0,
-            0,
-            0,
-        ];
-        // SAFETY: the buffer's first bytes.
-        unsafe { sys::call(sys::PWRITE, args) };
+        sys::write_at_start(self.files.status_fd, &self.buffer[..position]);
     }
 }
 

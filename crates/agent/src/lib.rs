@@ -30,6 +30,7 @@ pub mod frame_pool;
 pub mod handler;
 pub mod handshake;
 pub mod layout;
+pub mod ledger;
 pub mod maps;
 pub mod removed_ranges;
 pub mod start;

@@ -28,12 +28,7 @@ pub struct AddressRanges {
 impl Default for AddressRanges {
     fn default() -> Self {
         AddressRanges {
-            ranges: [AddressRange {
-                start: 0,
-                end: 0,
-                is_writable: false,
-                is_readable: false,
-            }; MAX_RANGES],
+            ranges: [AddressRange::default(); MAX_RANGES],
             count: 0,
         }
     }
@@ -127,38 +122,22 @@ impl MappingFilter {
     }
 }
 
-/// Reads all ranges, except those that overlap `excluded`.
+/// Reads all ranges, except those that overlap the addresses from the first to before the second of `excluded`.
 pub fn read_ranges(
     ranges: &mut AddressRanges,
-    excluded: &[(u64, u64)],
+    excluded: (u64, u64),
     program: &[u8],
     buffer: &mut [u8],
 ) {
     ranges.clear();
-    let path = b"/proc/self/maps\0";
-    // SAFETY: a path that ends with a zero.
-    let fd = unsafe { sys::call(sys::OPEN, [path.as_ptr() as usize, 0o2_000_000, 0, 0, 0, 0]) };
+    let fd = sys::open(c"/proc/self/maps", 0);
     if fd < 0 {
         return;
     }
 
     let (mut mapping_filter, mut filled_bytes) = (MappingFilter::default(), 0);
     loop {
-        let free_buffer = &mut buffer[filled_bytes..];
-        // SAFETY: the kernel writes at most as many bytes as the buffer has left.
-        let read_bytes = unsafe {
-            sys::call(
-                sys::READ,
-                [
-                    fd as usize,
-                    free_buffer.as_mut_ptr() as usize,
-                    free_buffer.len(),
-                    0,
-                    0,
-                    0,
-                ],
-            )
-        };
+        let read_bytes = sys::read(fd, &mut buffer[filled_bytes..]);
         if read_bytes <= 0 {
             break;
         }
@@ -171,9 +150,7 @@ pub fn read_ranges(
         {
             if let Some(range) =
                 mapping_filter.pick_range(&buffer[parsed_bytes..parsed_bytes + length], program)
-                && !excluded
-                    .iter()
-                    .any(|&(start, end)| range.start < end && start < range.end)
+                && !(range.start < excluded.1 && excluded.0 < range.end)
             {
                 ranges.push(range);
             }
@@ -186,8 +163,7 @@ pub fn read_ranges(
         }
     }
 
-    // SAFETY: a descriptor of the agent.
-    unsafe { sys::call(sys::CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };
+    sys::close(fd);
 }
 
 #[cfg(test)]
@@ -238,7 +214,7 @@ mod tests {
         let fresh = sys::map(1 << 20, 3, 0x22, -1).unwrap() as u64;
         for bytes in [512, 4096, 65536] {
             let mut ranges = Box::new(AddressRanges::default());
-            read_ranges(&mut ranges, &[], b"", &mut vec![0; bytes]);
+            read_ranges(&mut ranges, (0, 0), b"", &mut vec![0; bytes]);
             let contains_mapping = |range: &AddressRange| {
                 range.start <= fresh && fresh + (1 << 20) <= range.end && range.is_writable
             };
@@ -246,7 +222,7 @@ mod tests {
                 ranges.as_slice().iter().any(contains_mapping),
                 "buffer of {bytes}"
             );
-            read_ranges(&mut ranges, &[(fresh, fresh + 1)], b"", &mut vec![0; bytes]);
+            read_ranges(&mut ranges, (fresh, fresh + 1), b"", &mut vec![0; bytes]);
             assert!(!ranges.as_slice().iter().any(contains_mapping));
         }
     }

@@ -13,6 +13,7 @@ use crate::layout::{
     DIR_VARIABLE, HOLD_VARIABLE, MASK_VARIABLE, PAGE_BYTES, ReferenceSetHeader, format_target,
     parse_target,
 };
+use crate::ledger::Ledger;
 use crate::sys::{self, decimal_digits, fault};
 use crate::timing::ReferenceSet;
 
@@ -50,21 +51,21 @@ static IS_READY: AtomicBool = AtomicBool::new(false);
 const STACK_BYTES: usize = 512 << 10;
 /// The heap grows in large steps, because each step is a range that must be registered before it is touched.
 const TOP_PAD_BYTES: c_int = 1 << 30;
+const READ_ONLY: usize = 1;
 const READ_WRITE: usize = 3;
+const SHARED: usize = 1;
 const PRIVATE_ANONYMOUS: usize = 0x22;
 const NORESERVE: usize = 0x4000;
 
 /// Is the caller the process that the handler serves? A fork is not.
 pub fn is_served_process() -> bool {
     let served_pid = SERVED_PID.load(Ordering::Acquire);
-    // SAFETY: no memory is passed.
-    served_pid != 0 && unsafe { sys::call(sys::GETPID, [0; 6]) } == served_pid as isize
+    served_pid != 0 && sys::process_id() == served_pid
 }
 
 extern "C" fn before_fork() {
     while is_served_process() && !try_acquire() {
-        // SAFETY: no memory is passed.
-        unsafe { sys::call(sys::SCHED_YIELD, [0; 6]) };
+        sys::yield_cpu();
     }
 }
 
@@ -106,10 +107,9 @@ impl PathBuffer {
         (position < 511).then_some(path)
     }
     fn open(&self, flags: usize) -> Option<isize> {
-        // Close-on-exec, and without following links: the directory contains only regular files.
-        let flags = flags | 0o2_000_000 | 0o400_000;
-        // SAFETY: a path that ends with a zero.
-        let fd = unsafe { sys::call(sys::OPEN, [self.0.as_ptr() as usize, flags, 0o600, 0, 0, 0]) };
+        let path = CStr::from_bytes_until_nul(&self.0).ok()?;
+        // Without following links: the directory contains only regular files.
+        let fd = sys::open(path, flags | 0o400_000);
         (fd >= 0).then_some(fd)
     }
 }
@@ -137,17 +137,16 @@ fn parse_decimal(digits: &[u8]) -> Option<u64> {
     })
 }
 
-fn map_file(path: &PathBuffer, prot: usize, flags: usize) -> Option<(*mut u8, usize)> {
+fn map_file(path: &PathBuffer, prot: usize) -> Option<(*mut u8, usize)> {
     let fd = path.open(if prot == READ_WRITE { 2 } else { 0 })?;
     // SAFETY: no memory is passed. The end offset of a seekable file is its size.
-    let file_bytes = unsafe { sys::call(8, [fd as usize, 0, 2, 0, 0, 0]) };
+    let file_bytes = unsafe { sys::call(sys::LSEEK, [fd as usize, 0, 2]) };
     let start = if file_bytes > 0 {
-        sys::map(file_bytes as usize, prot, 1 | flags, fd)
+        sys::map(file_bytes as usize, prot, SHARED, fd)
     } else {
         None
     };
-    // SAFETY: a descriptor of the agent.
-    unsafe { sys::call(sys::CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };
+    sys::close(fd);
     Some((start?, file_bytes as usize))
 }
 
@@ -156,60 +155,24 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     let dir = environment_variable(DIR_VARIABLE)?;
     let (mask, must_move_all) = parse_target(environment_variable(MASK_VARIABLE)?)?;
     let hold_pages = parse_decimal(environment_variable(HOLD_VARIABLE)?)? as usize / PAGE_BYTES;
-    // SAFETY: no memory is passed.
-    let pid = unsafe { sys::call(sys::GETPID, [0; 6]) };
     let mut digit_buffer = [0; 20];
-    let pid_text = decimal_digits(pid as u64, &mut digit_buffer);
+    let pid_text = decimal_digits(sys::process_id() as u64, &mut digit_buffer);
     let own_path = PathBuffer::new(&[dir, b"/", pid_text])?;
     // SAFETY: a path that ends with a zero; an existing directory is fine.
-    unsafe {
-        sys::call(
-            sys::MKDIR,
-            [own_path.0.as_ptr() as usize, 0o700, 0, 0, 0, 0],
-        )
-    };
+    unsafe { sys::call(sys::MKDIR, [own_path.0.as_ptr() as usize, 0o700]) };
 
     let create_flags = 0o100 | 2 | 0o1000;
     let status_fd = PathBuffer::new(&[dir, b"/", pid_text, b"/status"])?.open(create_flags)?;
     let report_refusal = |status_text: &str| {
-        // SAFETY: the text's bytes.
-        unsafe {
-            sys::call(
-                sys::PWRITE,
-                [
-                    status_fd as usize,
-                    status_text.as_ptr() as usize,
-                    status_text.len(),
-                    0,
-                    0,
-                    0,
-                ],
-            )
-        };
-
+        sys::write_at_start(status_fd, status_text.as_bytes());
         None
     };
     let wanted_path = PathBuffer::new(&[dir, b"/", pid_text, b"/wanted"])?;
     let target_fd = wanted_path.open(create_flags)?;
-    let initial_target = format_target(mask, must_move_all);
+    sys::write_at_start(target_fd, &format_target(mask, must_move_all));
 
-    // SAFETY: the text's bytes.
-    unsafe {
-        sys::call(
-            sys::PWRITE,
-            [
-                target_fd as usize,
-                initial_target.as_ptr() as usize,
-                initial_target.len(),
-                0,
-                0,
-                0,
-            ],
-        )
-    };
-
-    let Some((set_start, set_bytes)) = map_file(&PathBuffer::new(&[dir, b"/reference-set"])?, 1, 0)
-    else {
+    let set_path = PathBuffer::new(&[dir, b"/reference-set"])?;
+    let Some((set_start, set_bytes)) = map_file(&set_path, READ_ONLY) else {
         return report_refusal("refused no reference set\n");
     };
     // SAFETY: the mapping just created, which is never unmapped.
@@ -224,14 +187,12 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     if !(0..50).any(|_| reference_set.calibrate().threshold_cycles().is_some()) {
         return report_refusal("refused hits and misses take about as long here\n");
     }
-    let Some((ledger, ledger_bytes)) =
-        map_file(&PathBuffer::new(&[dir, b"/ledger"])?, READ_WRITE, 0)
-    else {
+    let ledger_path = PathBuffer::new(&[dir, b"/ledger"])?;
+    let Some((ledger, ledger_bytes)) = map_file(&ledger_path, READ_WRITE) else {
         return report_refusal("refused no ledger\n");
     };
 
-    // SAFETY: no memory is passed.
-    let fault_fd = unsafe { sys::call(sys::USERFAULTFD, [0o2_004_000, 0, 0, 0, 0, 0]) };
+    let fault_fd = fault::open();
     if fault_fd < 0 {
         return report_refusal("refused userfaultfd is not permitted\n");
     }
@@ -263,7 +224,7 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
         agent.write(Agent::new(
             files,
             reference_set,
-            (ledger, ledger_bytes),
+            Ledger::new(ledger, ledger_bytes),
             region,
             slot_links,
             (mask, must_move_all),
@@ -304,7 +265,7 @@ impl AgentMemory {
                 (region, 2 * hold_pages * PAGE_BYTES, 10),
                 (memory.start as usize, STACK_BYTES + Self::AGENT_BYTES, 23),
             ] {
-                sys::call(sys::MADVISE, [address, bytes, advice, 0, 0, 0]);
+                sys::call(sys::MADVISE, [address, bytes, advice]);
             }
         }
 
@@ -334,12 +295,8 @@ fn start_handler() -> Option<()> {
     let (agent, stack) = prepare()?;
     // A high number, because programs rely on low descriptors; this one is only for registering. SAFETY: no memory is
     // passed.
-    let registration_fd = unsafe {
-        sys::call(
-            sys::FCNTL,
-            [agent.files().fault_fd as usize, 1030, 900, 0, 0, 0],
-        )
-    };
+    let registration_fd =
+        unsafe { sys::call(sys::FCNTL, [agent.files().fault_fd as usize, 1030, 900]) };
     REGISTRATION_FD.store(registration_fd as i32, Ordering::Relaxed);
     let low_fds = *agent.files();
     let argument = core::ptr::from_mut(agent).cast();
@@ -368,12 +325,10 @@ fn start_handler() -> Option<()> {
     }
     // The handler copies the table of descriptors before it reports that it is ready.
     while !IS_READY.load(Ordering::Acquire) {
-        // SAFETY: no memory is passed.
-        unsafe { sys::call(sys::SCHED_YIELD, [0; 6]) };
+        sys::yield_cpu();
     }
     for fd in [low_fds.fault_fd, low_fds.target_fd, low_fds.status_fd] {
-        // SAFETY: descriptors of the agent.
-        unsafe { sys::call(sys::CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };
+        sys::close(fd);
     }
     // SAFETY: as documented in mallopt(3). A single heap grows in large steps and never shrinks, and the allocator
     // makes no mappings of its own, which could not be foreseen. One block makes the heap grow before the program does.
@@ -395,11 +350,7 @@ extern "C" fn run_handler(argument: *mut c_void) -> *mut c_void {
     // SAFETY: the agent that `prepare` created, which has no other user from now on.
     let agent = unsafe { &mut *argument.cast::<Agent>() };
     if agent.open_own_descriptors() {
-        // SAFETY: no memory is passed.
-        SERVED_PID.store(
-            unsafe { sys::call(sys::GETPID, [0; 6]) } as i32,
-            Ordering::Release,
-        );
+        SERVED_PID.store(sys::process_id(), Ordering::Release);
         IS_READY.store(true, Ordering::Release);
         agent.serve();
         SERVED_PID.store(0, Ordering::Release);
@@ -434,6 +385,6 @@ fn wait_for_count(max_wait_ms: u32) {
         }
         let interval = [0u64, 1_000_000];
         // SAFETY: the kernel reads two words.
-        unsafe { sys::call(sys::NANOSLEEP, [interval.as_ptr() as usize, 0, 0, 0, 0, 0]) };
+        unsafe { sys::call(sys::NANOSLEEP, [interval.as_ptr() as usize]) };
     }
 }

@@ -2,27 +2,28 @@
 //! `errno`.
 
 use core::arch::asm;
+use core::ffi::CStr;
 
 // Numbers of the system calls on x86-64.
-pub(crate) const READ: usize = 0;
-pub(crate) const OPEN: usize = 2;
-pub(crate) const CLOSE: usize = 3;
-pub(crate) const POLL: usize = 7;
+const READ: usize = 0;
+const OPEN: usize = 2;
+const CLOSE: usize = 3;
+const POLL: usize = 7;
+pub(crate) const LSEEK: usize = 8;
 pub(crate) const MMAP: usize = 9;
-pub(crate) const IOCTL: usize = 16;
-pub(crate) const PREAD: usize = 17;
-pub(crate) const PWRITE: usize = 18;
-pub(crate) const SCHED_YIELD: usize = 24;
+const IOCTL: usize = 16;
+const PREAD: usize = 17;
+const PWRITE: usize = 18;
+const SCHED_YIELD: usize = 24;
 pub(crate) const MADVISE: usize = 28;
 pub(crate) const NANOSLEEP: usize = 35;
-pub(crate) const GETPID: usize = 39;
+const GETPID: usize = 39;
 pub(crate) const FCNTL: usize = 72;
 pub(crate) const MKDIR: usize = 83;
 pub(crate) const READLINK: usize = 89;
-pub(crate) const CLOCK_GETTIME: usize = 228;
+const CLOCK_GETTIME: usize = 228;
 pub(crate) const UNSHARE: usize = 272;
-/// userfaultfd(2).
-pub const USERFAULTFD: usize = 323;
+const USERFAULTFD: usize = 323;
 pub(crate) const CLOSE_RANGE: usize = 436;
 
 /// Result of [`call`]: nothing to read now, or the memory layout is being changed.
@@ -36,24 +37,25 @@ pub const ENOENT: isize = -2;
 /// Result of [`call`]: the process is ending.
 pub const ESRCH: isize = -3;
 
-/// A system call; a negative result is the negated error number.
+/// A system call; a negative result is the negated error number. Arguments that are left out are 0.
 ///
 /// # Safety
 /// The requirements of the system call: pointer arguments must be valid for everything that the kernel does with them.
 #[cfg(target_arch = "x86_64")]
-pub unsafe fn call(number: usize, args: [usize; 6]) -> isize {
+pub unsafe fn call<const N: usize>(number: usize, args: [usize; N]) -> isize {
+    let argument = |index: usize| if index < N { args[index] } else { 0 };
     let result: isize;
     // SAFETY: the kernel's calling convention: rcx and r11 are clobbered, everything else is preserved.
     unsafe {
         asm!(
             "syscall",
             inlateout("rax") number => result,
-            in("rdi") args[0],
-            in("rsi") args[1],
-            in("rdx") args[2],
-            in("r10") args[3],
-            in("r8") args[4],
-            in("r9") args[5],
+            in("rdi") argument(0),
+            in("rsi") argument(1),
+            in("rdx") argument(2),
+            in("r10") argument(3),
+            in("r8") argument(4),
+            in("r9") argument(5),
             lateout("rcx") _,
             lateout("r11") _,
             options(nostack)
@@ -67,7 +69,7 @@ pub unsafe fn call(number: usize, args: [usize; 6]) -> isize {
 /// # Safety
 /// None needed.
 #[cfg(not(target_arch = "x86_64"))]
-pub unsafe fn call(_: usize, _: [usize; 6]) -> isize {
+pub unsafe fn call<const N: usize>(_: usize, _: [usize; N]) -> isize {
     -38
 }
 
@@ -75,14 +77,85 @@ pub unsafe fn call(_: usize, _: [usize; 6]) -> isize {
 pub fn now_ns() -> u64 {
     let mut time = [0u64; 2];
     // SAFETY: the kernel writes two words.
-    unsafe { call(CLOCK_GETTIME, [1, time.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+    unsafe { call(CLOCK_GETTIME, [1, time.as_mut_ptr() as usize]) };
     time[0] * 1_000_000_000 + time[1]
 }
+
+/// The process of the calling thread.
+pub fn process_id() -> i32 {
+    // SAFETY: no memory is passed.
+    unsafe { call(GETPID, []) as i32 }
+}
+
+/// Lets another thread run.
+pub fn yield_cpu() {
+    // SAFETY: no memory is passed.
+    unsafe { call(SCHED_YIELD, []) };
+}
+
+/// Opens a file, close-on-exec; a negative result is an error. A new file belongs to its user alone.
+pub fn open(path: &CStr, flags: usize) -> isize {
+    // SAFETY: a path that ends with a zero.
+    unsafe { call(OPEN, [path.as_ptr() as usize, flags | 0o2_000_000, 0o600]) }
+}
+
+/// Closes a descriptor of the agent.
+pub fn close(fd: isize) {
+    // SAFETY: no memory is passed.
+    unsafe { call(CLOSE, [fd as usize]) };
+}
+
+/// Reads into the words; returns the number of bytes.
+pub fn read<T: Plain>(fd: isize, words: &mut [T]) -> isize {
+    // SAFETY: the kernel writes at most that many bytes, and every pattern of bits is valid.
+    unsafe {
+        call(
+            READ,
+            [fd as usize, words.as_mut_ptr() as usize, size_of_val(words)],
+        )
+    }
+}
+
+/// Reads from this place of a file; returns the number of bytes.
+pub fn read_at<T: Plain>(fd: isize, words: &mut [T], offset: u64) -> isize {
+    let address = words.as_mut_ptr() as usize;
+    // SAFETY: as in [`read`].
+    unsafe {
+        call(
+            PREAD,
+            [fd as usize, address, size_of_val(words), offset as usize],
+        )
+    }
+}
+
+/// Writes to the beginning of a file.
+pub fn write_at_start(fd: isize, text: &[u8]) {
+    // SAFETY: the text's bytes.
+    unsafe { call(PWRITE, [fd as usize, text.as_ptr() as usize, text.len()]) };
+}
+
+/// Waits until a descriptor has something to read, for at most this time. Returns whether it has.
+pub fn wait_for_input(fd: isize, max_wait_ms: u64) -> bool {
+    let mut poll_fd = [fd as u64 | 1 << 32];
+    // SAFETY: one pollfd: descriptor, POLLIN.
+    unsafe {
+        call(
+            POLL,
+            [poll_fd.as_mut_ptr() as usize, 1, max_wait_ms as usize],
+        ) > 0
+    }
+}
+
+/// Words that the kernel may write: every pattern of bits is valid.
+pub trait Plain {}
+impl Plain for u8 {}
+impl Plain for u64 {}
+impl Plain for [u64; 4] {}
 
 /// A new mapping; `None` if the kernel refuses it. A negative `fd` makes it anonymous.
 pub fn map(bytes: usize, prot: usize, flags: usize, fd: isize) -> Option<*mut u8> {
     // SAFETY: a fresh mapping at an address that the kernel selects.
-    let address = unsafe { call(MMAP, [0, bytes, prot, flags, fd as usize, 0]) };
+    let address = unsafe { call(MMAP, [0, bytes, prot, flags, fd as usize]) };
     (address > 0).then_some(address as *mut u8)
 }
 
@@ -117,7 +190,7 @@ pub unsafe fn zero_page(page: *mut u8) {
 /// The part of userfaultfd(2) that the agent needs. The numbers are those of `linux/userfaultfd.h` in a version newer
 /// than most installed ones.
 pub mod fault {
-    use super::{IOCTL, call};
+    use super::{IOCTL, USERFAULTFD, call};
 
     /// A thread has touched a missing page: message word 2 is the address.
     pub const EVENT_FAULT: u8 = 0x12;
@@ -144,12 +217,13 @@ pub mod fault {
 
     fn ioctl(fd: isize, request: usize, words: &mut [u64]) -> isize {
         // SAFETY: the kernel reads and writes as many words as each request has; all callers pass that many.
-        unsafe {
-            call(
-                IOCTL,
-                [fd as usize, request, words.as_mut_ptr() as usize, 0, 0, 0],
-            )
-        }
+        unsafe { call(IOCTL, [fd as usize, request, words.as_mut_ptr() as usize]) }
+    }
+    /// A new userfaultfd, close-on-exec and non-blocking; negative if the kernel refuses it. Faults in kernel mode are
+    /// handled as well, because a program's read(2) into fresh memory would fail otherwise.
+    pub fn open() -> isize {
+        // SAFETY: no memory is passed.
+        unsafe { call(USERFAULTFD, [0o2_004_000]) }
     }
     /// Initializes the userfaultfd with these features; negative if the kernel lacks one, or the file is in use
     /// already.

@@ -69,49 +69,76 @@ fn describe(error: &anyhow::Error) -> String {
             format!("{text}: {cause}")
         }
     });
-    let location = text.split(": ").next().unwrap_or_default();
-    let hint = nearest_file_hint(&text, location);
-    without_os_codes(&text.replace(&format!(": {location}: "), ": "))
-        .replace("found No such file or directory", "found no such file")
-        .replace(": No such file or directory", ": found no such file")
-        + &hint
+    let repetition = locations(&text).find_map(|location| {
+        let repetition = format!(": {location}: ");
+        text.contains(&repetition).then_some(repetition)
+    });
+    let text = repetition.map_or(text.clone(), |repetition| text.replace(&repetition, ": "));
+    let hint = nearest_file_hint(&text).unwrap_or_default();
+    in_plain_words(&text) + &hint
+}
+
+/// What may be the path at the beginning of a message, the longest first, because a path may contain a colon.
+fn locations(text: &str) -> impl Iterator<Item = &str> {
+    text.rmatch_indices(": ").map(|(end, _)| &text[..end])
+}
+
+/// The system's errors in a text: the place of each, its text as the standard library writes it, and its number. A text in
+/// which the number does not belong to the words before it is none.
+fn os_errors(text: &str) -> impl Iterator<Item = (usize, String, i32)> {
+    const MARK: &str = " (os error ";
+    text.match_indices(MARK).filter_map(move |(place, _)| {
+        let (digits, _) = text[place + MARK.len()..].split_once(')')?;
+        let code: i32 = digits.parse().ok()?;
+        let message = io::Error::from_raw_os_error(code).to_string();
+        let end = place + MARK.len() + digits.len() + 1;
+        let start = end.checked_sub(message.len())?;
+        (text.get(start..end)? == message).then_some((start, message, code))
+    })
 }
 
 /// Names the file that was probably meant, if the message is about a missing one and its directory has one of a similar
-/// name; empty otherwise.
-fn nearest_file_hint(text: &str, location: &str) -> String {
-    let path = Path::new(location);
-    let is_missing = text.contains("No such file or directory")
-        && matches!(cachemate_files::metadata_if_exists(path), Ok(None));
-    let Some(name) = path
-        .file_name()
-        .and_then(|name| name.to_str())
-        .filter(|_| is_missing)
-    else {
-        return String::new();
-    };
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
-    let files = cachemate_files::list_dir(dir.unwrap_or(Path::new("."))).unwrap_or_default();
-    let names = files.iter().filter_map(|file| file.file_name()?.to_str());
-    let nearest = nearest_name(name, names);
-    let nearest_path = nearest.map(|nearest| path.with_file_name(nearest).display().to_string());
-    suggestion(nearest_path.as_deref())
+/// name.
+fn nearest_file_hint(text: &str) -> Option<String> {
+    if !os_errors(text).any(|(_, _, code)| is_missing(code)) {
+        return None;
+    }
+    locations(text).map(Path::new).find_map(|path| {
+        let name = path.file_name()?.to_str()?;
+        if !matches!(cachemate_files::metadata_if_exists(path), Ok(None)) {
+            return None;
+        }
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+        let files = cachemate_files::list_dir(dir.unwrap_or(Path::new("."))).ok()?;
+        let names = files.iter().filter_map(|file| file.file_name()?.to_str());
+        let nearest = path.with_file_name(nearest_name(name, names)?);
+        Some(suggestion(Some(&nearest.display().to_string())))
+    })
 }
 
-/// Removes the numbers of the operating system's errors, such as ` (os error 2)`, which follow their names.
-fn without_os_codes(text: &str) -> String {
-    const START: &str = " (os error ";
-    let mut parts = text.split(START);
-    let first = parts.next().unwrap_or_default().to_string();
-    parts.fold(first, |clean, part| {
-        let after = part
-            .split_once(')')
-            .filter(|(code, _)| code.parse::<u32>().is_ok());
-        match after {
-            Some((_, rest)) => clean + rest,
-            None => clean + START + part,
+/// Writes the system's errors in a text without their numbers, and a missing file in the words of all other messages.
+fn in_plain_words(text: &str) -> String {
+    let mut plain_text = String::new();
+    let mut next = 0;
+    for (start, message, code) in os_errors(text) {
+        plain_text.push_str(&text[next..start]);
+        next = start + message.len();
+        if is_missing(code) {
+            let is_value = plain_text.ends_with("found ");
+            plain_text.push_str(if is_value {
+                "no such file"
+            } else {
+                "found no such file"
+            });
+        } else {
+            plain_text.push_str(message.split(" (os error").next().unwrap_or_default());
         }
-    })
+    }
+    plain_text + &text[next..]
+}
+
+fn is_missing(code: i32) -> bool {
+    io::Error::from_raw_os_error(code).kind() == io::ErrorKind::NotFound
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -182,6 +209,35 @@ mod tests {
         assert_eq!(
             describe(&quoted),
             "/tmp: cannot open: found a directory, expected a plain file"
+        );
+    }
+
+    /// Does a message name a path with a colon as a whole, and keep words that only look like a number of the system?
+    #[test]
+    fn colons_in_paths_and_numbers_in_texts_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("run: 2.cmt"), "").unwrap();
+        let path = dir.path().join("run: 3.cmt").display().to_string();
+        let missing = std::fs::File::open(&path).unwrap_err();
+        let error = anyhow::Error::msg(format!("{path}: {missing}")).context(path.clone());
+        let meant = dir.path().join("run: 2.cmt");
+        assert_eq!(
+            describe(&error),
+            format!(
+                "{path}: found no such file (did you mean '{}'?)",
+                meant.display()
+            )
+        );
+        let quoted = anyhow::Error::msg("note.txt: found 'see (os error 7)', expected a number");
+        assert_eq!(
+            describe(&quoted),
+            "note.txt: found 'see (os error 7)', expected a number"
+        );
+        let denied = io::Error::from_raw_os_error(13);
+        let found = anyhow::Error::msg(format!("a.toml: found {denied}, expected a file"));
+        assert_eq!(
+            describe(&found),
+            "a.toml: found Permission denied, expected a file"
         );
     }
 }

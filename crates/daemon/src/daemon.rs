@@ -3,13 +3,13 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use cachemate_core::{ControlLoopError, Forecast, Machine, Plan, RunHeader, WindowRecord};
 use cachemate_linux::act::group_owners::GroupOwners;
-use cachemate_linux::kernel::LinuxHost;
+use cachemate_linux::kernel::{LinuxHost, lock};
 use cachemate_linux::nri::NriOptions;
 use cachemate_linux::safety::guardian::{DaemonLock, RecoveryReport, restore_left_behind};
 use cachemate_linux::safety::restore::{RestoreOutcome, RestoredObject};
@@ -314,12 +314,7 @@ fn create_run_log(
 }
 
 fn publish(shared_status: &SharedStatus, status_tracker: &StatusTracker) {
-    shared_status
-        .flags
-        .status
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .clone_from(&status_tracker.status);
+    lock(&shared_status.flags.status).clone_from(&status_tracker.status);
 }
 
 /// Receivers of each window: the control socket, the metrics, the run log, and the dashboard.
@@ -504,11 +499,7 @@ impl WindowLoop<'_> {
                 (pipeline.policy, pipeline.guard) = (policy_config, guard);
                 end_log(&mut sinks.log, "the policy was replaced", *report);
             }
-            *sinks
-                .shared_status
-                .allow_users
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner) = allowed_user_ids(&config);
+            *lock(&sinks.shared_status.allow_users) = allowed_user_ids(&config);
             Ok(config)
         });
         match outcome {

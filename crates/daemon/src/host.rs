@@ -188,10 +188,10 @@ pub fn build_live_run(
             },
             color_partitions,
         ),
-        Err(absence) => (
+        Err(missing) => (
             Support::No {
-                reason: absence.reason,
-                remedy: Some(absence.remedy),
+                reason: missing.reason,
+                remedy: missing.remedy,
             },
             Vec::new(),
         ),

@@ -13,11 +13,12 @@ use std::io::Write as _;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use cachemate_core::PromiseState;
+use cachemate_linux::kernel::lock;
 use cachemate_page::{CacheSnapshot, ContentionClass, PromiseSnapshot, ServiceSnapshot};
 use cachemate_report::text::escape_controls;
 use cachemate_spec::{ManageConfig, ManageMode};
@@ -178,7 +179,7 @@ impl MetricsTextfile {
         std::thread::spawn(move || {
             loop {
                 std::thread::sleep(TEXTFILE_PERIOD);
-                let has_ended = has_ended.lock().unwrap_or_else(PoisonError::into_inner);
+                let has_ended = lock(&has_ended);
                 if *has_ended {
                     return;
                 }
@@ -192,10 +193,7 @@ impl MetricsTextfile {
 
 impl Drop for MetricsTextfile {
     fn drop(&mut self) {
-        *self
-            .has_ended
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.has_ended) = true;
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -213,10 +211,7 @@ struct MetricsPage {
 
 impl MetricsPage {
     fn render(&self) -> String {
-        let mut last_page = self
-            .last_page
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut last_page = lock(&self.last_page);
         match &*last_page {
             Some((built_at, text)) if built_at.elapsed() < MAX_PAGE_AGE => text.clone(),
             _ => last_page
@@ -309,19 +304,12 @@ pub fn metrics_page(status: &DaemonStatus) -> String {
             metric_label("cpus", cpus),
         ]
     };
-    let tasks = status
-        .snapshot
-        .caches
-        .iter()
-        .map(|c| (cache_labels(c.cache).to_vec(), c.tasks.len() as f64))
-        .collect();
-    register_gauge(
-        &mut registry,
-        "cache_tasks",
-        "Managed threads last seen on the cache",
-        tasks,
-    );
-    let cache_readings: [(&str, &str, fn(&CacheSnapshot) -> Option<f64>); 3] = [
+    let cache_readings: [(&str, &str, fn(&CacheSnapshot) -> Option<f64>); 4] = [
+        (
+            "cache_tasks",
+            "Managed threads last seen on the cache",
+            |cache| Some(cache.tasks.len() as f64),
+        ),
         (
             "cache_busy_cpus",
             "Busy CPUs of the cache, whichever programs use them",
@@ -416,16 +404,13 @@ fn register_promises(registry: &mut Registry, status: &DaemonStatus) {
             metric_label("term", term),
         ]
     };
-    let term_name = |promise: &PromiseSnapshot| {
-        if promise.max_slowdown.is_some() {
-            "max_slowdown"
-        } else {
-            "min_rate"
-        }
-    };
     let states = status.snapshot.promises.iter().flat_map(|promise| {
+        let term = match promise.max_slowdown {
+            Some(_) => "max_slowdown",
+            None => "min_rate",
+        };
         PromiseState::ALL.into_iter().map(move |state| {
-            let mut labels = promise_labels(promise, term_name(promise));
+            let mut labels = promise_labels(promise, term);
             labels.push(metric_label("state", &state.describe().replace(' ', "_")));
             (labels, f64::from(u8::from(promise.state == state)))
         })
@@ -436,50 +421,34 @@ fn register_promises(registry: &mut Registry, status: &DaemonStatus) {
         "1 = the promise is in this state, by measurements",
         states.collect(),
     );
-    let slowdowns: Vec<_> = status
-        .snapshot
-        .promises
-        .iter()
-        .filter(|promise| promise.max_slowdown.is_some())
-        .collect();
-    let slowdown_rows = |select_slowdown: fn(&PromiseSnapshot) -> Option<f64>| {
-        slowdowns
-            .iter()
-            .filter_map(|promise| {
-                Some((
-                    promise_labels(promise, term_name(promise)),
-                    select_slowdown(promise)?,
-                ))
-            })
-            .collect()
+    let promised_limits = || {
+        let promises = status.snapshot.promises.iter();
+        promises.filter_map(|promise| {
+            let limit = promise.max_slowdown?;
+            Some((promise, promise_labels(promise, "max_slowdown"), limit))
+        })
     };
-    let help = "Measured run time of a program with a promise over its run time alone, minus one";
-    register_gauge(
+    let slowdowns = promised_limits().filter_map(|(promise, labels, _)| {
+        let slower = promise.measured?;
+        let slowdown = MeasuredRatio {
+            value: slower.value,
+            range: Some((slower.low, slower.high)),
+        };
+        Some((labels, slowdown))
+    });
+    register_measured(
         registry,
         "promise_slowdown_ratio",
-        help,
-        slowdown_rows(|promise| promise.measured.map(|slower| slower.value)),
+        "Measured run time of a program with a promise over its run time alone, minus one",
+        slowdowns.collect(),
     );
-    for (name, help, select_end) in [
-        (
-            "promise_slowdown_ratio_low",
-            "Lower end of the 95 % interval of promise_slowdown_ratio",
-            (|promise: &PromiseSnapshot| promise.measured.map(|slower| slower.low))
-                as fn(&PromiseSnapshot) -> Option<f64>,
-        ),
-        (
-            "promise_slowdown_ratio_high",
-            "Upper end of the 95 % interval of promise_slowdown_ratio",
-            |promise| promise.measured.map(|slower| slower.high),
-        ),
-    ] {
-        register_gauge(registry, name, help, slowdown_rows(select_end));
-    }
     register_gauge(
         registry,
         "promise_max_slowdown_ratio",
         "Promised maximum of the slowdown",
-        slowdown_rows(|promise| promise.max_slowdown),
+        promised_limits()
+            .map(|(_, labels, limit)| (labels, limit))
+            .collect(),
     );
 }
 
@@ -532,38 +501,38 @@ fn register_services(registry: &mut Registry, services: &[ServiceSnapshot]) {
         "Threads that were ready and had no CPU, on average over the last window",
         waiting_threads.collect(),
     );
-    let loss_rows = |select_loss: fn(&ServiceSnapshot) -> Option<PercentLoss>| {
-        let rows = shown_services
-            .iter()
-            .filter_map(|status| Some((service_labels(status), select_loss(status)?)));
+    let loss_rows = |select_loss: fn(&ServiceSnapshot) -> (Option<f64>, Option<(f64, f64)>)| {
+        let rows = shown_services.iter().filter_map(|status| {
+            let (percent, range_percent) = select_loss(status);
+            let loss = MeasuredRatio::from_percent(percent?, range_percent);
+            Some((service_labels(status), loss))
+        });
         rows.collect::<Vec<_>>()
     };
     let cache_rows = shown_services.iter().filter_map(|status| {
         let source = metric_label("source", status.cache_source.as_deref()?);
         let labels = [service_labels(status), vec![source]].concat();
-        let loss = PercentLoss::new(status.cache_percent, status.cache_range_percent)?;
+        let loss = MeasuredRatio::from_percent(status.cache_percent?, status.cache_range_percent);
         Some((labels, loss))
     });
-    register_losses(
+    register_measured(
         registry,
         "service_run_time_loss_ratio",
         "Run time that users feel to be added, as a share of the run time without the other services: cache loss and waiting \
          loss together, or the measured one of them",
-        loss_rows(|status| {
-            PercentLoss::new(status.run_time_percent, status.run_time_range_percent)
-        }),
+        loss_rows(|status| (status.run_time_percent, status.run_time_range_percent)),
     );
-    register_losses(
+    register_measured(
         registry,
         "service_cache_loss_ratio",
         "Run time added by CPU second, as a share, because other services use its caches",
         cache_rows.collect(),
     );
-    register_losses(
+    register_measured(
         registry,
         "service_waiting_loss_ratio",
         "Run time added by waiting for CPUs on which other services run, as a share",
-        loss_rows(|status| PercentLoss::new(status.waiting_percent, status.waiting_range_percent)),
+        loss_rows(|status| (status.waiting_percent, status.waiting_range_percent)),
     );
     let cache_causes = shown_services.iter().flat_map(|service| {
         service.cache_by.iter().take(MAX_CAUSES).map(|cause| {
@@ -572,14 +541,11 @@ fn register_services(registry: &mut Registry, services: &[ServiceSnapshot]) {
                 metric_label("by_kind", cause.kind.text()),
                 metric_label("source", &cause.source),
             ];
-            let loss = PercentLoss {
-                percent: cause.percent,
-                range_percent: Some(cause.range_percent),
-            };
+            let loss = MeasuredRatio::from_percent(cause.percent, Some(cause.range_percent));
             ([service_labels(service), cause_labels].concat(), loss)
         })
     });
-    register_losses(
+    register_measured(
         registry,
         "service_cache_loss_by_ratio",
         "The part of the cache loss that another service causes",
@@ -592,14 +558,11 @@ fn register_services(registry: &mut Registry, services: &[ServiceSnapshot]) {
                 metric_label("by", cause.service.as_deref().unwrap_or("unknown")),
                 metric_label("by_kind", by_kind),
             ];
-            let loss = PercentLoss {
-                percent: cause.percent,
-                range_percent: None,
-            };
+            let loss = MeasuredRatio::from_percent(cause.percent, None);
             ([service_labels(service), cause_labels].concat(), loss)
         })
     });
-    register_losses(
+    register_measured(
         registry,
         "service_waiting_loss_by_ratio",
         "The part of the waiting loss in which another service ran on its CPUs",
@@ -607,33 +570,32 @@ fn register_services(registry: &mut Registry, services: &[ServiceSnapshot]) {
     );
 }
 
-/// A loss in percent, with the ends of its interval if it has one.
+/// A ratio, with the ends of its interval if it has one.
 #[derive(Clone, Copy)]
-struct PercentLoss {
-    percent: f64,
-    range_percent: Option<(f64, f64)>,
+struct MeasuredRatio {
+    value: f64,
+    range: Option<(f64, f64)>,
 }
 
-impl PercentLoss {
-    fn new(percent: Option<f64>, range_percent: Option<(f64, f64)>) -> Option<Self> {
-        let percent = percent?;
-        Some(PercentLoss {
-            percent,
-            range_percent,
-        })
+impl MeasuredRatio {
+    fn from_percent(percent: f64, range_percent: Option<(f64, f64)>) -> Self {
+        MeasuredRatio {
+            value: percent / 100.0,
+            range: range_percent.map(|(low, high)| (low / 100.0, high / 100.0)),
+        }
     }
 }
 
 /// Registers `NAME` as a ratio, and the ends of its interval as `NAME_low` and `NAME_high`.
-fn register_losses(
+fn register_measured(
     registry: &mut Registry,
     name: &str,
     help: &str,
-    rows: Vec<(MetricLabels, PercentLoss)>,
+    rows: Vec<(MetricLabels, MeasuredRatio)>,
 ) {
     let value_rows = rows
         .iter()
-        .map(|(labels, loss)| (labels.clone(), loss.percent / 100.0))
+        .map(|(labels, ratio)| (labels.clone(), ratio.value))
         .collect();
     register_gauge(registry, name, help, value_rows);
     let ends: [(&str, &str, fn((f64, f64)) -> f64); 2] = [
@@ -643,10 +605,7 @@ fn register_losses(
     for (suffix, which, select_end) in ends {
         let end_rows: Vec<_> = rows
             .iter()
-            .filter_map(|(labels, loss)| {
-                let end = select_end(loss.range_percent?) / 100.0;
-                Some((labels.clone(), end))
-            })
+            .filter_map(|(labels, ratio)| Some((labels.clone(), select_end(ratio.range?))))
             .collect();
         if !end_rows.is_empty() {
             let help = format!("{which} end of the 95 % interval of {name}");

@@ -16,11 +16,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use cachemate_linux::kernel::LinuxHost;
+use cachemate_linux::kernel::{LinuxHost, lock};
 use cachemate_linux::sense::progress::ProgressReports;
 use cachemate_page::serve::connection_limit::{
     ConnectionLimit, Deadlines, accept, serve_in_own_thread,
@@ -69,11 +69,7 @@ pub(crate) struct SharedStatus {
 impl SharedStatus {
     /// A copy of the current status.
     pub fn status(&self) -> DaemonStatus {
-        self.flags
-            .status
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        lock(&self.flags.status).clone()
     }
 }
 
@@ -177,12 +173,7 @@ async fn listen(listener: tokio::net::UnixListener, shared_status: SharedStatus)
         };
         let (user, pid) = (credentials.uid(), credentials.pid());
         let is_owner = user == 0 || user == own_user;
-        let is_allowed = is_owner
-            || shared_status
-                .allow_users
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .contains(&user);
+        let is_allowed = is_owner || lock(&shared_status.allow_users).contains(&user);
         let peer = Peer {
             user,
             pid,

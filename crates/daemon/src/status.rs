@@ -391,8 +391,7 @@ impl StatusTracker {
 
 /// The CPU time that this process has used so far.
 fn own_cpu_ns() -> u64 {
-    let cpu_time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    cpu_time.tv_sec as u64 * 1_000_000_000 + cpu_time.tv_nsec as u64
+    cachemate_linux::kernel::clock_ns(rustix::time::ClockId::ProcessCPUTime)
 }
 
 #[cfg(test)]

@@ -19,6 +19,9 @@ use serde::{Deserialize, Serialize};
 /// Version of the messages; messages of other versions are refused.
 pub const VERSION: u32 = 1;
 
+/// Time for which a task may wait beyond two rotations of its cache.
+pub const WAIT_BEYOND_ROTATIONS_MS: u64 = 100;
+
 /// A request to the scheduler.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]

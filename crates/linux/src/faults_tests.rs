@@ -350,11 +350,7 @@ fn one_of_each() -> (FakeHost, Vec<DesiredState>) {
     with_group(&host);
     let groups = Path::new("/sys/fs/cgroup/cpuset");
     host.set_file("/sys/fs/cgroup/cpuset/tasks", "5\n");
-    let object = |object, state| DesiredState {
-        item: PlanItem::Plan,
-        object,
-        state,
-    };
+    let object = DesiredState::written;
     let desired_states = vec![
         object(
             JournalObject::Affinity { pid: 5, thread },
@@ -401,8 +397,8 @@ fn apply_individually(
     let changes: Vec<IntendedChange> = desired_states.iter().filter_map(intended_change).collect();
     if let Err(error) = actuator.journal_changes(host, &changes) {
         let because = RefusalReason::NoCapacity;
-        let refuse = |desired_state: &DesiredState| RefusedItem {
-            item: desired_state.item.clone(),
+        let refuse = |_: &DesiredState| RefusedItem {
+            item: PlanItem::Plan,
             reason: because.clone(),
             message: error.to_string(),
         };
@@ -419,7 +415,7 @@ fn apply_individually(
         .map(|desired_state| {
             actuator.set(
                 host,
-                &desired_state.item,
+                &PlanItem::Plan,
                 &desired_state.object,
                 &desired_state.state,
             )

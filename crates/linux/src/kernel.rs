@@ -12,6 +12,7 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -30,16 +31,42 @@ pub(crate) mod memory_map;
 pub mod process_events;
 pub mod scheduling;
 pub(crate) mod systemd_units;
+pub(crate) mod text_files;
 
 use group_moves::GroupMoves;
 use lineage::{Lineage, RecordedAncestry};
 use process_events::ProcessEventSubscription;
 use scheduling::SchedParams;
 
-/// Locks a kernel. A poisoned lock only means that another thread panicked; the kernel has no state that the panic could
-/// leave inconsistent.
-pub(crate) fn lock<K>(kernel: &Mutex<K>) -> MutexGuard<'_, K> {
-    kernel.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks a value. A poisoned lock only means that another thread panicked: neither a kernel nor a table that is replaced
+/// entry by entry has a state that the panic could leave inconsistent.
+pub fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes the exclusive flock of a file. Returns false if another process still holds it after `max_wait`.
+///
+/// # Errors
+/// The kernel's error.
+pub(crate) fn lock_file(file: &impl AsFd, max_wait: Duration) -> io::Result<bool> {
+    let lock = || rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+    let deadline = Instant::now() + max_wait;
+    loop {
+        match rustix::io::retry_on_intr(lock) {
+            Ok(()) => return Ok(true),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The time of a clock, in nanoseconds.
+pub fn clock_ns(clock: rustix::time::ClockId) -> u64 {
+    let time = rustix::time::clock_gettime(clock);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Identity of a thread. Thread ids are reused, but id and start time together are unique within one boot.
@@ -195,11 +222,8 @@ pub trait Kernel {
     fn affinity(&self, tid: i32) -> io::Result<CpuSet> {
         let path = PathBuf::from(format!("/proc/{tid}/status"));
         let text = self.read(&path)?;
-        let allowed_list = text
-            .lines()
-            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        let allowed_list =
-            allowed_list.ok_or_else(|| invalid_file(&path, "no line 'Cpus_allowed_list:'"))?;
+        let allowed_list = text_files::field(&text, "Cpus_allowed_list")
+            .ok_or_else(|| invalid_file(&path, "no line 'Cpus_allowed_list:'"))?;
         allowed_list
             .parse()
             .map_err(|error| invalid_file(&path, format!("Cpus_allowed_list: {error}")))
@@ -254,6 +278,18 @@ pub trait Kernel {
     /// Returns all processes, in ascending order.
     fn processes(&self) -> io::Result<Vec<i32>> {
         Ok(parse_ids(self.list(Path::new("/proc"))?))
+    }
+    /// Reads the stat line of a thread.
+    ///
+    /// # Errors
+    /// It has exited, or its id was reused (`ESRCH`); or the kernel's error.
+    fn stat_of(&self, thread: ThreadKey) -> io::Result<ThreadStat> {
+        let stat = self.stat(thread.tid)?;
+        if stat.key == thread {
+            Ok(stat)
+        } else {
+            Err(io::Error::from_raw_os_error(libc::ESRCH))
+        }
     }
     /// Does this thread still exist, and is it not a zombie?
     ///
@@ -609,19 +645,11 @@ impl Kernel for LinuxHost {
     fn lock_dir(&self, path: &Path, max_wait: Duration) -> io::Result<DirLock> {
         // The descriptor is closed on exec, so that a guardian or a started program does not keep the lock.
         let file = fs::File::open(self.path_below(path))?;
-        let deadline = Instant::now() + max_wait;
-        loop {
-            match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(DirLock { _file: Some(file) }),
-                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
-                    std::thread::sleep(Duration::from_millis(10));
-                }
-                Err(rustix::io::Errno::WOULDBLOCK) => {
-                    let holders = lock_holders(self, &file.metadata()?);
-                    return Err(io::Error::new(io::ErrorKind::WouldBlock, holders));
-                }
-                Err(error) => return Err(error.into()),
-            }
+        if lock_file(&file, max_wait)? {
+            Ok(DirLock { _file: Some(file) })
+        } else {
+            let holders = lock_holders(self, &file.metadata()?);
+            Err(io::Error::new(io::ErrorKind::WouldBlock, holders))
         }
     }
     fn exists(&self, path: &Path) -> io::Result<bool> {
@@ -671,9 +699,8 @@ impl Kernel for LinuxHost {
         if self.root != Path::new("/") {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        GroupMoves::watch(group_moves::group_mounts(
-            &self.read(Path::new("/proc/mounts"))?,
-        ))
+        let hierarchies = text_files::group_hierarchies(self)?.into_iter();
+        GroupMoves::watch(hierarchies.map(|hierarchy| hierarchy.mount).collect())
     }
     fn stat(&self, tid: i32) -> io::Result<ThreadStat> {
         // The counts in `/proc/TID/stat` are sums over all threads of the process, at a cost for each of them.

@@ -25,9 +25,12 @@
 pub mod act;
 pub mod kernel;
 pub mod machine;
+mod missing_facility;
 pub mod nri;
 pub mod safety;
 pub mod sense;
+
+pub use missing_facility::MissingFacility;
 
 #[cfg(test)]
 mod fake_tests;

@@ -53,7 +53,7 @@ pub const MIN_GAIN: f64 = 0.1;
 /// The preferred length of a turn brings the mean access time within this factor of a hit's time.
 pub const TARGET_SLOWDOWN: f64 = 4.0 / 3.0;
 /// Time in ns, in addition to two rotations, within which a task that has waited too long is served.
-pub const WAIT_BEYOND_ROTATIONS_NS: f64 = 100e6;
+pub const WAIT_BEYOND_ROTATIONS_NS: f64 = cachemate_gangs::WAIT_BEYOND_ROTATIONS_MS as f64 * 1e6;
 
 /// The reason why gangs are refused.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,7 +1,5 @@
 //! The supply of the frame pool: frames from the kernel, classified by the ledger if it knows them, and by timing otherwise.
 
-use core::sync::atomic::{AtomicU8, Ordering};
-
 use super::Agent;
 use crate::frame_pool::FreeList;
 use crate::sys;
@@ -101,7 +99,7 @@ impl Agent {
 
         for (page, color) in pages.iter().zip(&*colors) {
             if let Some(frame) = self.read_frame(*page as u64) {
-                self.record_color(frame, *color);
+                self.ledger.record(frame, *color);
             }
 
             // A neighbor that came or went shifts hits and misses, so that no color is found until the threshold is
@@ -120,24 +118,8 @@ impl Agent {
         self.counters.classify_ns += sys::now_ns() - start_ns;
     }
 
-    fn ledger_entry(&self, frame: u64) -> Option<&AtomicU8> {
-        // SAFETY: inside the mapped ledger, which several agents share, so it is only accessed atomically.
-        ((frame as usize) < self.ledger.1)
-            .then(|| unsafe { AtomicU8::from_ptr(self.ledger.0.add(frame as usize)) })
-    }
-
     pub(super) fn recorded_color(&self, frame: u64) -> Option<u32> {
-        let color = u32::from(
-            self.ledger_entry(frame)?
-                .load(Ordering::Relaxed)
-                .checked_sub(1)?,
-        );
+        let color = self.ledger.color(frame)?;
         (color < self.reference_set.colors()).then_some(color)
-    }
-
-    fn record_color(&self, frame: u64, color: Option<u32>) {
-        if let Some(byte) = self.ledger_entry(frame) {
-            byte.store(color.map_or(0, |color| color as u8 + 1), Ordering::Relaxed);
-        }
     }
 }

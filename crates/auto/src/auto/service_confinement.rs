@@ -5,12 +5,13 @@
 //! a promised slowdown without one co-runner. If the co-runner alone costs more than the promise allows, all of its
 //! programs, present and future ones, get a quarter of the ways; all other programs may fill the whole cache. The
 //! promised service is measured for a few seconds, and the ways are halved until its promise is kept, or until a
-//! halving no longer speeds it up.
+//! halving no longer speeds it up. A later pause may find that another service needs the confinement too; the ways are
+//! then halved until the promises of both are kept.
 //!
 //! Properties: no curve is needed. A step that does not help is undone. A confinement ends if the verifier rolls it back
-//! or refuses it, if a search divides the cache, and after half an hour, so that it is measured again. Only ways are
-//! used, because a program that lives for less than a second would pay more for copying its pages to other colors than
-//! it could win.
+//! or refuses it, if a search divides the cache, when the last service that it protects has ended, and after half an
+//! hour, so that it is measured again. Only ways are used, because a program that lives for less than a second would pay
+//! more for copying its pages to other colors than it could win.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -53,8 +54,8 @@ impl CountedWork {
             .get(CounterEvent::Instructions)
             .zip(counts.get(CounterEvent::Cycles))
         {
-            (self.instructions, self.cycles) =
-                (self.instructions + instructions, self.cycles + cycles);
+            self.instructions += instructions;
+            self.cycles += cycles;
         }
     }
 
@@ -63,14 +64,62 @@ impl CountedWork {
     }
 }
 
-/// The effect of a pause on the service that suffered most.
+/// Work of the services with a promise since a change of ways.
+#[derive(Clone, Debug, Default)]
+struct WorkMeasurement {
+    work: BTreeMap<ServiceIdentity, CountedWork>,
+    measured_ns: u64,
+    changed_ns: u64,
+}
+
+impl WorkMeasurement {
+    /// A measurement that begins once the cache has filled after a change at this time.
+    fn after_change(now_ns: u64) -> Self {
+        WorkMeasurement {
+            changed_ns: now_ns,
+            ..WorkMeasurement::default()
+        }
+    }
+
+    fn observe(&mut self, view: &View<'_>) {
+        let span = &view.observation.span;
+        if !are_probes_harmless(view) || span.start_ns < self.changed_ns + SETTLE_NS {
+            return;
+        }
+
+        let decay = libm::exp(-(span.elapsed_ns as f64) / DECAY_NS);
+        for work in self.work.values_mut() {
+            work.instructions *= decay;
+            work.cycles *= decay;
+        }
+
+        let promised_tasks = view.observation.tasks.iter();
+        for task in promised_tasks.filter(|task| is_promised(task)) {
+            self.work
+                .entry(task.service_or_command().into_owned())
+                .or_default()
+                .add(&task.counts);
+        }
+        self.measured_ns += span.elapsed_ns;
+    }
+
+    fn is_complete(&self) -> bool {
+        self.measured_ns >= MEASURE_NS
+    }
+
+    /// Instructions per cycle of a service; `None` if it did no work.
+    fn speed_of(&self, service: &ServiceIdentity) -> Option<f64> {
+        self.work.get(service)?.instr_per_cycle()
+    }
+}
+
+/// The effect of a pause on a service with a promise, in instructions per cycle.
 #[derive(Clone, Debug)]
 struct PauseEffect {
-    protected_service: ServiceIdentity,
     max_slowdown: f64,
-    /// Instructions per cycle before the pause.
-    speed_before: f64,
-    /// The same without the paused service: the speed before, times the ratio of the speeds in the pause and in the
+    /// The speed before the last change of ways; at first, before the pause.
+    previous_speed: f64,
+    /// The speed without the paused service: the speed before, times the ratio of the speeds in the pause and in the
     /// probe's intervals with all tasks.
     speed_during: f64,
 }
@@ -80,6 +129,11 @@ impl PauseEffect {
     fn slowdown(&self, speed: f64) -> f64 {
         self.speed_during / speed - 1.0
     }
+
+    /// The part of the slowdown at this speed that the promise does not allow.
+    fn excess(&self, speed: f64) -> f64 {
+        self.slowdown(speed) - self.max_slowdown
+    }
 }
 
 /// Services that share a few ways of a cache.
@@ -88,11 +142,14 @@ struct WayConfinement {
     /// Confined services, with the time at which they last had a program.
     services: BTreeMap<ServiceIdentity, u64>,
     ways: u32,
-    /// The number of ways before the last step, and the speed of the protected service then.
-    previous_step: (u32, f64),
-    effect: PauseEffect,
+    /// The number of ways before the last step.
+    previous_ways: u32,
+    /// The services with a promise that pauses of the confined services have sped up.
+    protected_services: BTreeMap<ServiceIdentity, PauseEffect>,
     start_ns: u64,
-    /// Whether the measurement under this number of ways is over.
+    /// Work since the last change of this cache's ways.
+    measurement: WorkMeasurement,
+    /// Whether the ways stay as they are until the next pause.
     is_held: bool,
 }
 
@@ -121,32 +178,119 @@ impl WayConfinement {
         }
     }
 
-    fn explain(&self, text: &str, view: &View<'_>, numbers: Vec<(String, f64)>) -> Reason {
-        let is_protected =
-            |task: &&TaskSample| *task.service_or_command() == self.effect.protected_service;
-        let protected_task = view.live_tasks().find(is_protected).map(|task| task.task);
-        let confined_tasks = view
-            .live_tasks()
-            .filter(|task| self.is_confined(task))
-            .map(|task| task.task);
-        let tasks: Vec<TaskId> = protected_task
-            .into_iter()
-            .chain(confined_tasks.take(1))
-            .collect();
+    /// A reason with the present number of ways. `describe` forms the text from the names of the protected service and of
+    /// the confined ones.
+    fn explain(
+        &self,
+        protected_service: &ServiceIdentity,
+        view: &View<'_>,
+        describe: impl FnOnce(&str, &str) -> String,
+    ) -> Reason {
+        let mut tasks: Vec<TaskId> = Vec::new();
+        let mut name_task = |task: Option<&TaskSample>| {
+            let number = tasks.len();
+            tasks.extend(task.map(|task| task.task));
+            task.map(|_| format!("{{{number}}}"))
+        };
+        let protected = name_task(
+            view.live_tasks()
+                .find(|task| *task.service_or_command() == *protected_service),
+        );
+        let confined = name_task(view.live_tasks().find(|task| self.is_confined(task)));
 
-        let protected = if protected_task.is_some() {
-            "{0}"
-        } else {
-            "a service"
-        };
-        let confined = match tasks.len() - usize::from(protected_task.is_some()) {
-            0 => "another service".to_string(),
-            _ => format!("{{{}}} and its service", tasks.len() - 1),
-        };
-        let text = text
-            .replace("PROTECTED", protected)
-            .replace("CONFINED", &confined);
+        let text = describe(
+            protected.as_deref().unwrap_or("a service"),
+            &confined.map_or("another service".to_string(), |name| {
+                format!("{name} and its service")
+            }),
+        );
+        let numbers = vec![("ways".to_string(), f64::from(self.ways))];
         Reason::new(tasks, text, numbers)
+    }
+
+    /// Forgets the confined services without programs, and the protected ones that have ended or have no promise any more.
+    /// Returns whether the confinement still has a purpose.
+    fn has_purpose(&mut self, view: &View<'_>) -> bool {
+        let now_ns = view.observation.span.end_ns();
+        let mut promised_services = BTreeSet::new();
+        for task in view.live_tasks() {
+            let service = task.service_or_command();
+            if let Some(last_ns) = self.services.get_mut(&*service) {
+                *last_ns = now_ns;
+            }
+            if is_promised(task) {
+                promised_services.insert(service.into_owned());
+            }
+        }
+
+        self.services
+            .retain(|_, last_ns| now_ns.saturating_sub(*last_ns) < MAX_ABSENCE_NS);
+        self.protected_services
+            .retain(|service, _| promised_services.contains(service));
+        !self.services.is_empty()
+            && !self.protected_services.is_empty()
+            && now_ns.saturating_sub(self.start_ns) <= MAX_HOLD_NS
+    }
+
+    /// Judges the number of ways once it is measured: halves it while a promise is not kept, or undoes the last step if
+    /// that helped none of the services whose promises are not kept. A service that did no work meanwhile is not judged.
+    /// Returns the reason of the verdict; `None` before it.
+    fn adjust_ways(&mut self, view: &View<'_>, units: PartitionSupport) -> Option<Reason> {
+        if self.is_held || !self.measurement.is_complete() {
+            return None;
+        }
+        let protected_services = self.protected_services.iter();
+        let judged_services: Vec<(&ServiceIdentity, &PauseEffect, f64)> = protected_services
+            .filter_map(|(service, effect)| {
+                Some((service, effect, self.measurement.speed_of(service)?))
+            })
+            .collect();
+        let (worst_service, worst_effect, worst_speed) =
+            judged_services.iter().copied().max_by(|a, b| {
+                let (_, first_effect, first_speed) = a;
+                let (_, second_effect, second_speed) = b;
+                first_effect
+                    .excess(*first_speed)
+                    .total_cmp(&second_effect.excess(*second_speed))
+            })?;
+        let worst_service = worst_service.clone();
+        let worst_slowdown = worst_effect.slowdown(worst_speed);
+        let are_kept = worst_effect.excess(worst_speed) <= 0.0;
+        let has_gained = judged_services.iter().any(|(_, effect, speed)| {
+            effect.excess(*speed) > 0.0 && *speed >= effect.previous_speed * (1.0 + MIN_STEP_GAIN)
+        });
+
+        let ways = self.ways;
+        self.is_held = are_kept || !has_gained || ways <= units.min_units();
+        if !are_kept {
+            self.ways = if has_gained {
+                (ways / 2).max(units.min_units())
+            } else {
+                self.previous_ways
+            };
+            self.set_previous(ways);
+        }
+        let consequence = if self.ways == ways {
+            String::new()
+        } else {
+            format!(", so the latter gets {}", self.ways)
+        };
+        Some(self.explain(&worst_service, view, |protected, confined| {
+            format!(
+                "{protected} is {:.1} % slower while {confined} has {ways} ways{consequence}",
+                100.0 * worst_slowdown
+            )
+        }))
+    }
+
+    /// Takes these ways, and the speeds that were measured under them, for those before the step that begins now.
+    fn set_previous(&mut self, ways: u32) {
+        self.previous_ways = ways;
+        for (service, effect) in &mut self.protected_services {
+            if let Some(speed) = self.measurement.speed_of(service) {
+                effect.previous_speed = speed;
+            }
+        }
     }
 }
 
@@ -154,10 +298,8 @@ impl WayConfinement {
 #[derive(Clone, Debug, Default)]
 pub struct ServiceConfinements {
     by_cache: BTreeMap<CacheId, WayConfinement>,
-    /// Work of services with a promise since the last change of ways.
-    work: BTreeMap<ServiceIdentity, CountedWork>,
-    measured_ns: u64,
-    changed_ns: u64,
+    /// Work since the last change of ways of any cache, with which the next pause is compared.
+    measurement: WorkMeasurement,
     /// Services that are not confined again for some time, with the time at which their confinement ended.
     released: BTreeMap<ServiceIdentity, u64>,
 }
@@ -165,7 +307,7 @@ pub struct ServiceConfinements {
 impl ServiceConfinements {
     /// Whether a pause can be compared with the speeds before it.
     pub fn has_speeds(&self) -> bool {
-        self.measured_ns >= MEASURE_NS
+        self.measurement.is_complete()
     }
 
     /// Observes a window in which no plan was being measured, and starts, changes or ends confinements. `pause` is the
@@ -176,58 +318,36 @@ impl ServiceConfinements {
         pause: Option<(&ServiceIdentity, &[RowInterval])>,
         reasons: &mut Vec<Reason>,
     ) {
-        let span = &view.observation.span;
-        let now_ns = span.end_ns();
+        let now_ns = view.observation.span.end_ns();
         self.released
             .retain(|_, released_ns| now_ns.saturating_sub(*released_ns) < MAX_HOLD_NS);
 
-        if are_probes_harmless(view) && span.start_ns >= self.changed_ns + SETTLE_NS {
-            let decay = libm::exp(-(span.elapsed_ns as f64) / DECAY_NS);
-            for work in self.work.values_mut() {
-                (work.instructions, work.cycles) = (decay * work.instructions, decay * work.cycles);
-            }
-
-            for task in view
-                .observation
-                .tasks
-                .iter()
-                .filter(|task| is_promised(task))
-            {
-                self.work
-                    .entry(task.service_or_command().into_owned())
-                    .or_default()
-                    .add(&task.counts);
-            }
-            self.measured_ns += span.elapsed_ns;
+        self.measurement.observe(view);
+        for confinement in self.by_cache.values_mut() {
+            confinement.measurement.observe(view);
         }
-
-        if let Some((service, rows)) =
-            pause.filter(|(service, _)| !self.released.contains_key(*service))
+        if let Some((service, rows)) = pause
+            && !self.released.contains_key(service)
         {
             self.confine(view, service, rows, reasons);
         }
 
         for (cache, mut confinement) in std::mem::take(&mut self.by_cache) {
-            for task in view.live_tasks() {
-                if let Some(last_ns) = confinement.services.get_mut(&*task.service_or_command()) {
-                    *last_ns = now_ns;
-                }
-            }
-
-            confinement
-                .services
-                .retain(|_, last_ns| now_ns.saturating_sub(*last_ns) < MAX_ABSENCE_NS);
-            let is_protected = |task: &TaskSample| {
-                is_promised(task)
-                    && *task.service_or_command() == confinement.effect.protected_service
+            let units = PartitionSupport::preferred(view.partitions_of(cache));
+            let (true, Some(units)) = (confinement.has_purpose(view), units) else {
+                self.measurement = WorkMeasurement::after_change(now_ns);
+                continue;
             };
-            let is_over = confinement.services.is_empty()
-                || now_ns.saturating_sub(confinement.start_ns) > MAX_HOLD_NS
-                || !view.live_tasks().any(is_protected);
-            if is_over || !self.adjust_ways(view, cache, &mut confinement, reasons) {
-                self.restart_measurement(now_ns);
-            } else {
+            let previous_ways = confinement.ways;
+            reasons.extend(confinement.adjust_ways(view, units));
+            if confinement.ways != previous_ways {
+                confinement.measurement = WorkMeasurement::after_change(now_ns);
+                self.measurement = WorkMeasurement::after_change(now_ns);
+            }
+            if confinement.ways < units.units() {
                 self.by_cache.insert(cache, confinement);
+            } else {
+                self.release(&confinement, view);
             }
         }
     }
@@ -240,11 +360,10 @@ impl ServiceConfinements {
         rows: &[RowInterval],
         reasons: &mut Vec<Reason>,
     ) {
-        let Some((cache, effect)) = rows
-            .first()
-            .map(|row| row.cache)
-            .zip(self.largest_effect(view, rows))
-        else {
+        let Some(cache) = rows.first().map(|row| row.cache) else {
+            return;
+        };
+        let Some((protected_service, effect)) = self.largest_effect(view, rows) else {
             return;
         };
         let units = PartitionSupport::preferred(view.partitions_of(cache));
@@ -254,42 +373,48 @@ impl ServiceConfinements {
             return;
         };
 
-        let span = &view.observation.span;
-        let now_ns = span.end_ns();
+        let now_ns = view.observation.span.end_ns();
         let confinement = self
             .by_cache
             .entry(cache)
+            .and_modify(|confinement| confinement.set_previous(confinement.ways))
             .or_insert_with(|| WayConfinement {
                 services: BTreeMap::new(),
                 ways: (units.units() / FIRST_DIVISOR).max(units.min_units()),
-                previous_step: (units.units(), effect.speed_before),
-                effect: effect.clone(),
+                previous_ways: units.units(),
+                protected_services: BTreeMap::new(),
                 start_ns: now_ns,
+                measurement: WorkMeasurement::default(),
                 is_held: false,
             });
-        if !confinement.services.is_empty() {
-            confinement.previous_step = (confinement.ways, effect.speed_before);
-        }
-
         confinement.services.insert(service.clone(), now_ns);
-        (
-            confinement.is_held,
-            confinement.start_ns,
-            confinement.effect,
-        ) = (false, now_ns, effect);
-        let text = format!(
-            "PROTECTED ran {:.0} % slower than while CONFINED was paused, so the latter gets {} of {} ways",
-            100.0 * confinement.effect.slowdown(confinement.effect.speed_before),
-            confinement.ways,
-            units.units()
+        confinement.start_ns = now_ns;
+        confinement.measurement = WorkMeasurement::after_change(now_ns);
+        confinement.is_held = false;
+
+        let slowdown = effect.slowdown(effect.previous_speed);
+        confinement
+            .protected_services
+            .insert(protected_service.clone(), effect);
+        reasons.push(
+            confinement.explain(&protected_service, view, |protected, confined| {
+                format!(
+                    "{protected} ran {:.0} % slower than while {confined} was paused, so the latter gets {} of {} ways",
+                    100.0 * slowdown,
+                    confinement.ways,
+                    units.units()
+                )
+            }),
         );
-        let numbers = vec![("ways".to_string(), f64::from(confinement.ways))];
-        reasons.push(confinement.explain(&text, view, numbers));
-        self.restart_measurement(now_ns);
+        self.measurement = WorkMeasurement::after_change(now_ns);
     }
 
     /// The effect of a pause on the service whose limit it exceeds most.
-    fn largest_effect(&self, view: &View<'_>, rows: &[RowInterval]) -> Option<PauseEffect> {
+    fn largest_effect(
+        &self,
+        view: &View<'_>,
+        rows: &[RowInterval],
+    ) -> Option<(ServiceIdentity, PauseEffect)> {
         let rows = ProbeRows::new(rows);
         let mut limits: BTreeMap<ServiceIdentity, (BTreeSet<TaskId>, f64)> = BTreeMap::new();
         for task in &view.observation.tasks {
@@ -302,86 +427,36 @@ impl ServiceConfinements {
             *limit = limit.min(max_slowdown);
             tasks.insert(task.task);
         }
-        let speed_in = |rows: &[&RowInterval], tasks: &BTreeSet<TaskId>| {
-            let (instructions, cycles) = counts_of_tasks(rows, tasks);
-            CountedWork {
-                instructions,
-                cycles,
-            }
-            .instr_per_cycle()
-        };
 
-        let effects =
-            limits
-                .into_iter()
-                .filter_map(|(protected_service, (tasks, max_slowdown))| {
-                    let speed_before = self.work.get(&protected_service)?.instr_per_cycle()?;
-                    let speed_ratio =
-                        speed_in(&rows.partial, &tasks)? / speed_in(&rows.complete, &tasks)?;
-                    let speed_during = speed_before * speed_ratio;
-                    Some(PauseEffect {
-                        protected_service,
-                        max_slowdown,
-                        speed_before,
-                        speed_during,
-                    })
-                });
-
-        let excess =
-            |effect: &PauseEffect| effect.slowdown(effect.speed_before) - effect.max_slowdown;
-        effects
-            .filter(|effect| excess(effect) > 0.0)
-            .max_by(|a, b| excess(a).total_cmp(&excess(b)))
-    }
-
-    /// Judges the number of ways once it is measured: halves it if the promise is not kept, or undoes the last step if
-    /// it did not help. Returns whether the confinement goes on.
-    fn adjust_ways(
-        &mut self,
-        view: &View<'_>,
-        cache: CacheId,
-        confinement: &mut WayConfinement,
-        reasons: &mut Vec<Reason>,
-    ) -> bool {
-        let effect = &confinement.effect;
-        let speed = self
-            .work
-            .get(&effect.protected_service)
-            .and_then(|work| work.instr_per_cycle());
-        let Some(speed) = speed.filter(|_| self.has_speeds() && !confinement.is_held) else {
-            return true;
-        };
-        let Some(units) = PartitionSupport::preferred(view.partitions_of(cache)) else {
-            return false;
-        };
-
-        let slowdown = effect.slowdown(speed);
-        let (ways, (previous_ways, previous_speed)) = (confinement.ways, confinement.previous_step);
-        let has_gained = speed >= previous_speed * (1.0 + MIN_STEP_GAIN);
-        confinement.is_held =
-            slowdown <= effect.max_slowdown || !has_gained || ways <= units.min_units();
-        if slowdown > effect.max_slowdown {
-            confinement.ways = match has_gained {
-                true => (ways / 2).max(units.min_units()),
-                false => previous_ways,
+        let mut largest: Option<(ServiceIdentity, PauseEffect)> = None;
+        let mut largest_excess = 0.0;
+        for (service, (tasks, max_slowdown)) in limits {
+            let speed_in = |rows: &[&RowInterval]| {
+                let (instructions, cycles) = counts_of_tasks(rows, &tasks);
+                let work = CountedWork {
+                    instructions,
+                    cycles,
+                };
+                work.instr_per_cycle()
             };
-            confinement.previous_step = (ways, speed);
+            let speeds = speed_in(&rows.partial).zip(speed_in(&rows.complete));
+            let Some((previous_speed, (speed_alone, speed_together))) =
+                self.measurement.speed_of(&service).zip(speeds)
+            else {
+                continue;
+            };
+            let effect = PauseEffect {
+                max_slowdown,
+                previous_speed,
+                speed_during: previous_speed * speed_alone / speed_together,
+            };
+            let excess = effect.excess(previous_speed);
+            if excess > largest_excess {
+                largest = Some((service, effect));
+                largest_excess = excess;
+            }
         }
-
-        let goes_on = confinement.ways < units.units();
-        let text = format!(
-            "PROTECTED is {:.1} % slower while CONFINED has {ways} ways, so the latter gets {}",
-            100.0 * slowdown,
-            confinement.ways
-        );
-        let numbers = vec![("ways".to_string(), f64::from(confinement.ways))];
-        reasons.push(confinement.explain(&text, view, numbers));
-        if !goes_on {
-            self.release(confinement, view);
-        } else if confinement.ways != ways {
-            self.restart_measurement(view.observation.span.end_ns());
-        }
-        goes_on
+        largest
     }
 
     fn release(&mut self, confinement: &WayConfinement, view: &View<'_>) {
@@ -392,12 +467,7 @@ impl ServiceConfinements {
                 .keys()
                 .map(|service| (service.clone(), now_ns)),
         );
-        self.restart_measurement(now_ns);
-    }
-
-    fn restart_measurement(&mut self, now_ns: u64) {
-        self.work.clear();
-        (self.measured_ns, self.changed_ns) = (0, now_ns);
+        self.measurement = WorkMeasurement::after_change(now_ns);
     }
 
     /// Ends the confinements that the plan of a verdict leaves out. A service whose confinement was rolled back or
@@ -478,6 +548,22 @@ mod tests {
         ])
     }
 
+    /// An interval of a probe, with the instructions of each task.
+    fn row(cache: CacheId, instructions: &[(u32, u64)]) -> RowInterval {
+        RowInterval {
+            tasks: instructions.iter().map(|(task, _)| TaskId(*task)).collect(),
+            cache,
+            span: TimeSpan {
+                start_ns: 0,
+                elapsed_ns: SECOND_NS,
+                elapsed_cycles: None,
+            },
+            ended_by_task: None,
+            cache_counts: EventCounts::default(),
+            task_counts: instructions.iter().map(|(_, count)| work(*count)).collect(),
+        }
+    }
+
     /// Runs windows of one second in which a loop of programs runs beside a task with a limit of 5 %: after three
     /// seconds, a probe reports that task with a pause of the loop and without. The probe speeds it up by a factor of 1.3: to
     /// 1,300 instructions per 1,000 cycles in the pause. Otherwise, these follow from the ways of the loop's programs.
@@ -504,21 +590,12 @@ mod tests {
         let service = fixture.observation.tasks[1]
             .service_or_command()
             .into_owned();
-        let row = |tasks: &[u32], instructions: u64| RowInterval {
-            tasks: tasks.iter().map(|id| TaskId(*id)).collect(),
-            cache: CacheId(0),
-            span: TimeSpan {
-                start_ns: 0,
-                elapsed_ns: SECOND_NS,
-                elapsed_cycles: None,
-            },
-            ended_by_task: None,
-            cache_counts: EventCounts::default(),
-            task_counts: tasks.iter().map(|_| work(instructions)).collect(),
-        };
         let (pause, reference) = (
-            row(&[0], 1_300),
-            row(&[0, 1], 13 * instructions_beside(16) / 10),
+            row(CacheId(0), &[(0, 1_300)]),
+            row(
+                CacheId(0),
+                &[0, 1].map(|task| (task, 13 * instructions_beside(16) / 10)),
+            ),
         );
         let rows = [pause.clone(), pause, reference.clone(), reference];
         let mut confinements = ServiceConfinements::default();
@@ -570,5 +647,110 @@ mod tests {
             "fewer ways do not help: {ways:?}"
         );
         assert_eq!(ways_by_window(|_| 960), [16; 24]);
+    }
+
+    /// Windows of one second in which the services `store` and `index`, with a limit of 5 %, run beside a `loop` and a
+    /// `batch`; these are tasks 0 to 3.
+    struct Scene {
+        fixture: ViewFixture,
+        confinements: ServiceConfinements,
+    }
+
+    impl Scene {
+        fn new(caches: u32) -> Self {
+            let ways = PartitionSupport::Ways {
+                ways: 16,
+                min_ways: 1,
+                contiguous: true,
+                max_groups: 8,
+            };
+            let capabilities = (0..caches).fold(
+                capabilities_fixture(&[Ability::Ways]),
+                |capabilities, cache| capabilities.with_partition(CacheId(cache), ways),
+            );
+            let topology = last_level_caches(caches, 4, CacheLevel::L3, 1 << 20);
+            let mut fixture = ViewFixture::new(topology, capabilities, 4);
+            let names = ["store", "index", "loop", "batch"];
+            for (task, name) in fixture.observation.tasks.iter_mut().zip(names) {
+                task.name = name.to_string();
+                let is_promised = matches!(name, "store" | "index");
+                task.goal = is_promised.then_some(Goal {
+                    max_slowdown: Some(0.05),
+                    ..Goal::default()
+                });
+            }
+            Scene {
+                fixture,
+                confinements: ServiceConfinements::default(),
+            }
+        }
+
+        /// Runs the next window, with the instructions of both services in it. `pause` is the paused service, the cache, and
+        /// the factors by which the pause sped both services up.
+        fn run(&mut self, instructions: [u64; 2], pause: Option<(&str, CacheId, [f64; 2])>) {
+            let observation = &mut self.fixture.observation;
+            for (task, count) in observation.tasks.iter_mut().zip(instructions) {
+                task.counts = work(count);
+            }
+            let view = self.fixture.view(&NullPredictor);
+            let pause = pause.map(|(service, cache, factors)| {
+                let alone = [0, 1].map(|task| (task as u32, (1_000.0 * factors[task]) as u64));
+                let together = [(0, 1_000), (1, 1_000), (2, 1_000), (3, 1_000)];
+                let (alone, together) = (row(cache, &alone), row(cache, &together));
+                let rows = [alone.clone(), alone, together.clone(), together];
+                (ServiceIdentity::command(service), rows)
+            });
+            let pause = pause
+                .as_ref()
+                .map(|(service, rows)| (service, rows.as_slice()));
+            self.confinements.observe(&view, pause, &mut Vec::new());
+            let span = &mut self.fixture.observation.span;
+            span.start_ns += SECOND_NS;
+        }
+
+        fn ways_of(&self, cache: CacheId) -> Option<u32> {
+            Some(self.confinements.by_cache.get(&cache)?.ways)
+        }
+    }
+
+    /// Is the promise of the first service still kept after a pause has found a second one, and when the second has ended?
+    #[test]
+    fn a_second_pause_forgets_no_service() {
+        let mut scene = Scene::new(1);
+        scene.fixture.observation.span.elapsed_ns = SECOND_NS;
+        (0..3).for_each(|_| scene.run([1_000, 1_000], None));
+        scene.run([1_000, 1_000], Some(("loop", CacheId(0), [1.3, 1.0])));
+        assert_eq!(scene.ways_of(CacheId(0)), Some(4));
+        (0..3).for_each(|_| scene.run([1_150, 1_000], None));
+        assert_eq!(scene.ways_of(CacheId(0)), Some(2));
+        (0..2).for_each(|_| scene.run([1_200, 1_000], None));
+        scene.run([1_200, 1_000], Some(("batch", CacheId(0), [1.0, 1.3])));
+        assert_eq!(scene.ways_of(CacheId(0)), Some(2));
+        // The second service's promise is kept now, and the first one's is not.
+        (0..3).for_each(|_| scene.run([1_235, 1_290], None));
+        assert_eq!(scene.ways_of(CacheId(0)), Some(1));
+
+        scene.fixture.observation.tasks.remove(1);
+        scene.run([1_260, 0], None);
+        assert_eq!(scene.ways_of(CacheId(0)), Some(1), "the first one is there");
+        scene.fixture.observation.tasks.remove(0);
+        scene.run([0, 0], None);
+        assert_eq!(scene.ways_of(CacheId(0)), None);
+    }
+
+    /// Are the ways of a cache judged in time although those of another cache change meanwhile?
+    #[test]
+    fn a_step_on_one_cache_delays_no_other() {
+        let mut scene = Scene::new(2);
+        scene.fixture.observation.span.elapsed_ns = SECOND_NS;
+        (0..3).for_each(|_| scene.run([1_000, 1_000], None));
+        scene.run([1_000, 1_000], Some(("loop", CacheId(0), [1.3, 1.0])));
+        scene.run([1_150, 1_000], None);
+        scene.run([1_150, 1_000], Some(("batch", CacheId(1), [1.0, 1.3])));
+        assert_eq!(scene.ways_of(CacheId(1)), Some(4));
+        assert_eq!(scene.ways_of(CacheId(0)), Some(4));
+        scene.run([1_150, 1_000], None);
+        assert_eq!(scene.ways_of(CacheId(0)), Some(2));
+        assert_eq!(scene.ways_of(CacheId(1)), Some(4), "it is not measured yet");
     }
 }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{ProcessId, TaskSample, View};
+use cachemate_core::{ProcessId, TaskSample, View, student_bound};
 use cachemate_papers::work_metric::{WorkMetric, promised_work};
 
 use super::like_windows::{WorkWindow, speed_difference};
-use super::noise::{Difference, median_difference, standard_deviation, student_bound};
+use super::noise::{Difference, median_difference, standard_deviation};
 use super::speeds::{ProcessSpeed, WindowSpeeds, live_processes};
 use super::verdict::{GoalChange, ProcessChange, merged_goal};
 

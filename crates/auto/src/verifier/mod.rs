@@ -51,7 +51,6 @@ use history::{History, PlanRecord};
 use home_restore::HomeRestorer;
 use judge::{Judge, Judgement, Regression};
 use live_tasks::{LiveTasks, is_only_released, is_only_resized, is_same_placement, set_placement};
-pub use noise::student_bound;
 
 /// A policy, and the verifier of its decisions.
 pub struct Verifier<P> {

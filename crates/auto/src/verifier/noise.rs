@@ -101,49 +101,10 @@ pub fn variance_factor(autocorrelation: f64) -> f64 {
     (1.0 + autocorrelation) / (1.0 - autocorrelation)
 }
 
-/// The bound that Student's t exceeds with this probability, which is at most a half (Abramowitz and Stegun 26.2.23,
-/// 26.7.5).
-pub fn student_bound(probability: f64, degrees_of_freedom: f64) -> f64 {
-    let t = libm::sqrt(-2.0 * libm::log(probability.clamp(1e-12, 0.5)));
-    let numerator = 2.515_517 + t * (0.802_853 + t * 0.010_328);
-    let denominator = 1.0 + t * (1.432_788 + t * (0.189_269 + t * 0.001_308));
-    let x = (t - numerator / denominator).max(0.0);
-    let freedom = degrees_of_freedom.max(1.0);
-    let squared = x * x;
-    let g1 = x * (squared + 1.0) / 4.0;
-    let g2 = x * (3.0 + squared * (16.0 + squared * 5.0)) / 96.0;
-    let g3 = x * (-15.0 + squared * (17.0 + squared * (19.0 + squared * 3.0))) / 384.0;
-    let g4 = x
-        * (-945.0 + squared * (-1920.0 + squared * (1482.0 + squared * (776.0 + squared * 79.0))))
-        / 92_160.0;
-    x + (g1 + (g2 + (g3 + g4 / freedom) / freedom) / freedom) / freedom
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use cachemate_core::SplitMix64;
-
-    /// Do the bounds match those of the tables?
-    #[test]
-    fn student_bounds_are_those_of_the_tables() {
-        let table = [
-            (0.01, 4.0, 3.747),
-            (0.01, 8.0, 2.896),
-            (0.01, 23.0, 2.500),
-            (0.01, 1e9, 2.326),
-            (0.0025, 8.0, 3.833),
-            (0.0025, 23.0, 3.104),
-            (0.05, 5.0, 2.015),
-        ];
-        for (probability, degrees, expected) in table {
-            let bound = student_bound(probability, degrees);
-            assert!(
-                (bound / expected - 1.0).abs() < 0.01,
-                "{probability} {degrees}: {bound}, {expected} by the table"
-            );
-        }
-    }
 
     /// Is the standard error at least the spread of repetitions, whether or not successive windows are similar?
     #[test]

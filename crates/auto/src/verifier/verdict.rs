@@ -12,10 +12,10 @@
 //! ([`cachemate_core::Goal::is_promised`]): a change that breaks more of them is worse, and one that restores some is
 //! better, whatever the other gains and losses.
 
-use cachemate_core::{CounterEvent, Goal, GuardObjective, ProcessId, TaskSample, median};
+use cachemate_core::{
+    CounterEvent, Goal, GuardObjective, ProcessId, TaskSample, median, student_bound,
+};
 use cachemate_papers::work_metric::WorkMetric;
-
-use super::noise::student_bound;
 
 /// Probability with which each of the two tests rolls back a change that has no effect.
 const FALSE_ALARM_RATE: f64 = 0.01;

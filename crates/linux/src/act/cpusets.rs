@@ -20,6 +20,7 @@ use cachemate_core::{CpuSet, PlanItem, RefusalReason, RefusedItem, TrackedObject
 use crate::act::desired_state::{DesiredState, refusal};
 use crate::kernel::group_dirs::{CPUSET_FILE, list_all_members};
 use crate::kernel::systemd_units::is_run_by_systemd;
+use crate::kernel::text_files::{group_hierarchies, status_field};
 use crate::kernel::{Kernel, none_if_missing};
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::safety::object_state::{partition_kind, read_state};
@@ -211,7 +212,7 @@ fn possible_states(
     let read_thread = || {
         Ok((
             kernel.stat(tid)?.key,
-            read_process_id(kernel, tid)?,
+            process_id(kernel, tid)?,
             kernel.affinity(tid)?,
         ))
     };
@@ -221,10 +222,9 @@ fn possible_states(
     if cpus == *possible_cpus[1] {
         return Ok(Vec::new());
     }
-    let desired_state = |cpus: &CpuSet| DesiredState {
-        item: PlanItem::Plan,
-        object: JournalObject::Affinity { pid, thread },
-        state: ObjectState::Cpus(cpus.clone()),
+    let desired_state = |cpus: &CpuSet| {
+        let object = JournalObject::Affinity { pid, thread };
+        DesiredState::journaled(object, ObjectState::Cpus(cpus.clone()))
     };
     // If a parent and a child group both change, a group first gets the union of its old and its new CPUs.
     let union_cpus = possible_cpus[0].union(possible_cpus[1]);
@@ -236,12 +236,9 @@ fn possible_states(
 }
 
 /// Process of a thread.
-fn read_process_id(kernel: &dyn Kernel, tid: i32) -> io::Result<i32> {
-    let status = kernel.read(&PathBuf::from(format!("/proc/{tid}/status")))?;
-    let tgid = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
-    Ok(tgid.unwrap_or(tid))
+fn process_id(kernel: &dyn Kernel, tid: i32) -> io::Result<i32> {
+    let process = status_field(kernel, tid, "Tgid")?;
+    Ok(process.and_then(|pid| pid.parse().ok()).unwrap_or(tid))
 }
 
 /// A mounted hierarchy with the cpuset controller.
@@ -323,19 +320,10 @@ fn cpuset_group(kernel: &dyn Kernel, tid: i32, cpusets: &Cpusets) -> io::Result<
 }
 
 fn try_find_hierarchy(kernel: &dyn Kernel) -> io::Result<Option<Cpusets>> {
-    let Some(mounts) = none_if_missing(kernel.read(Path::new("/proc/mounts")))? else {
-        return Ok(None);
-    };
     let mut v1_cpusets = None;
-    for line in mounts.lines() {
-        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-        let (Some(&mount), Some(&filesystem_type), Some(&options)) =
-            (fields.get(1), fields.get(2), fields.get(3))
-        else {
-            continue;
-        };
-        let mount = PathBuf::from(mount);
-        if filesystem_type == "cgroup2" {
+    for hierarchy in group_hierarchies(kernel)? {
+        if hierarchy.is_v2() {
+            let mount = hierarchy.mount;
             let lists_cpuset = |file: &str| -> io::Result<bool> {
                 let controllers =
                     none_if_missing(kernel.read(&mount.join(file)))?.unwrap_or_default();
@@ -349,9 +337,8 @@ fn try_find_hierarchy(kernel: &dyn Kernel) -> io::Result<Option<Cpusets>> {
             {
                 return Ok(Some(Cpusets::V2(mount)));
             }
-        } else if filesystem_type == "cgroup" && options.split(',').any(|option| option == "cpuset")
-        {
-            v1_cpusets = Some(Cpusets::V1(mount));
+        } else if hierarchy.controllers.iter().any(|name| name == "cpuset") {
+            v1_cpusets = Some(Cpusets::V1(hierarchy.mount));
         }
     }
     Ok(v1_cpusets)

@@ -8,15 +8,33 @@ use crate::kernel::Kernel;
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::safety::object_state::describe_failure;
 
-/// An object and the state that the plan requests, with the plan's line.
+/// An object and the state that it is about to get.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DesiredState {
-    /// The line of the plan.
-    pub item: PlanItem,
     /// The object that changes.
     pub object: JournalObject,
     /// State of the object after the change.
     pub state: ObjectState,
+    /// False if the object is only journaled, because the kernel, the gang runner or a probe changes it.
+    pub must_write: bool,
+}
+
+impl DesiredState {
+    pub(crate) fn written(object: JournalObject, state: ObjectState) -> Self {
+        DesiredState {
+            object,
+            state,
+            must_write: true,
+        }
+    }
+
+    pub(crate) fn journaled(object: JournalObject, state: ObjectState) -> Self {
+        DesiredState {
+            object,
+            state,
+            must_write: false,
+        }
+    }
 }
 
 pub(crate) fn refusal(

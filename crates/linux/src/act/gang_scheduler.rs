@@ -445,9 +445,7 @@ impl KernelGangScheduler {
             if scheduled_members.contains(thread) {
                 return true;
             }
-            let has_scheduler_policy = kernel
-                .stat(thread.tid)
-                .is_ok_and(|stat| stat.key == *thread)
+            let has_scheduler_policy = kernel.stat_of(*thread).is_ok()
                 && kernel
                     .scheduling(thread.tid)
                     .is_ok_and(|now| now.policy == EXT);

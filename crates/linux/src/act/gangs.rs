@@ -9,10 +9,10 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cachemate_core::GangSchedule;
 
@@ -25,26 +25,11 @@ use crate::act::thread_rotation::set_turn_policy;
 use crate::kernel::scheduling::SchedParams;
 use crate::kernel::{Kernel, ThreadKey, lock};
 
-/// Counts of the rotation's turns, for observations.
-#[derive(Debug, Default)]
-pub struct TurnCounters {
-    /// Turns so far, over all gangs.
-    pub turns: AtomicU64,
-    /// Calls that failed because a member had exited, may not be changed, or had chosen another class meanwhile.
-    pub failures: AtomicU64,
-    /// Longest overrun of a turn, in nanoseconds.
-    pub max_overrun_ns: AtomicU64,
-}
-
 /// A running rotation; when dropped, it stops and restores every member.
 #[derive(Debug)]
 pub struct RotationRunner {
     stop_flag: Arc<AtomicBool>,
-    /// Counters that are updated while it runs.
-    pub counters: Arc<TurnCounters>,
     thread: Option<JoinHandle<()>>,
-    /// The rotations that [`RotationRunner::start`] received.
-    pub rotations: Vec<ThreadRotation>,
 }
 
 impl RotationRunner {
@@ -52,26 +37,18 @@ impl RotationRunner {
     ///
     /// # Errors
     /// The thread could not be started.
-    pub fn start<K>(kernel: Arc<Mutex<K>>, rotations: Vec<ThreadRotation>) -> std::io::Result<Self>
+    pub fn start<K>(kernel: Arc<Mutex<K>>, rotation: ThreadRotation) -> std::io::Result<Self>
     where
         K: Kernel + Send + 'static,
     {
-        let (stop_flag, counters) = (
-            Arc::new(AtomicBool::new(false)),
-            Arc::new(TurnCounters::default()),
-        );
-        let (thread_stop, thread_counters, thread_rotations) =
-            (stop_flag.clone(), counters.clone(), rotations.clone());
+        let stop_flag = Arc::new(AtomicBool::new(false));
+        let thread_stop = stop_flag.clone();
         let thread = std::thread::Builder::new()
             .name("cachemate-gangs".to_string())
-            .spawn(move || {
-                take_turns(&kernel, &thread_rotations, &thread_stop, &thread_counters)
-            })?;
+            .spawn(move || take_turns(&kernel, &rotation, &thread_stop))?;
         Ok(RotationRunner {
             stop_flag,
-            counters,
             thread: Some(thread),
-            rotations,
         })
     }
 }
@@ -182,7 +159,7 @@ impl<K: Kernel + Send + 'static> GangController for GangRunners<K> {
             // This schedule uses idle turns, so its members must leave the scheduler first.
             self.commit_gangs()?;
         }
-        let runner = RotationRunner::start(self.kernel.clone(), vec![rotation])?;
+        let runner = RotationRunner::start(self.kernel.clone(), rotation)?;
         self.runners.push((schedule.clone(), runner));
         Ok(())
     }
@@ -218,103 +195,56 @@ impl Drop for RotationRunner {
     }
 }
 
-/// The position of a running rotation.
-struct RotationCursor {
-    /// Index of the gang whose turn it is; `usize::MAX` before the first turn.
-    gang: usize,
-    slices_left: u32,
-    due: Instant,
-}
-
-fn take_turns<K: Kernel>(
-    kernel: &Mutex<K>,
-    rotations: &[ThreadRotation],
-    stop_flag: &AtomicBool,
-    counters: &TurnCounters,
-) {
-    let now = Instant::now();
-    let mut cursors: Vec<RotationCursor> = rotations
-        .iter()
-        .map(|_| RotationCursor {
-            gang: usize::MAX,
-            slices_left: 0,
-            due: now,
-        })
-        .collect();
+fn take_turns<K: Kernel>(kernel: &Mutex<K>, rotation: &ThreadRotation, stop_flag: &AtomicBool) {
+    let mut next_gangs = (0..rotation.gangs.len()).cycle();
+    let mut turn_end = Instant::now();
     while !stop_flag.load(Ordering::Relaxed) {
         let now = Instant::now();
-        for (rotation, cursor) in rotations
-            .iter()
-            .zip(&mut cursors)
-            .filter(|(_, hand)| hand.due <= now)
-        {
-            let late_ns = (now - cursor.due).as_nanos() as u64;
-            counters
-                .max_overrun_ns
-                .fetch_max(late_ns, Ordering::Relaxed);
-            if cursor.slices_left == 0 {
-                let next_gang = if cursor.gang == usize::MAX {
-                    0
-                } else {
-                    (cursor.gang + 1) % rotation.gangs.len()
-                };
-                start_turn(kernel, rotation, next_gang, counters);
-                cursor.gang = next_gang;
-                cursor.slices_left = rotation.gangs[next_gang].1;
-            }
-            cursor.slices_left -= 1;
-            // The due time is counted from the present, not from the previous due time, so that a pause of the host
-            // causes no burst of short turns.
-            cursor.due = now + rotation.slice;
+        if turn_end <= now {
+            let Some(gang) = next_gangs.next() else {
+                break;
+            };
+            start_turn(kernel, rotation, gang);
+            // The end is counted from the present, not from the previous end, so that a pause of the host causes no
+            // burst of short turns.
+            turn_end = now + rotation.slice * rotation.gangs[gang].1;
         }
-        let next_due = cursors.iter().map(|hand| hand.due).min();
-        std::thread::park_timeout(next_due.map_or(Duration::from_millis(100), |due| {
-            due.saturating_duration_since(now)
-        }));
+        std::thread::park_timeout(turn_end.saturating_duration_since(Instant::now()));
     }
-    for rotation in rotations {
-        for (member, original) in rotation.gangs.iter().flat_map(|(members, _)| members) {
-            set_member_policy(kernel, *member, original, false, counters);
-        }
+    for (member, original) in rotation.gangs.iter().flat_map(|(members, _)| members) {
+        set_member_policy(kernel, *member, original, false);
     }
 }
 
 /// Raises the gang's members first and lowers the others afterwards, so that a CPU always has a task that may use it
 /// fully.
-fn start_turn<K: Kernel>(
-    kernel: &Mutex<K>,
-    rotation: &ThreadRotation,
-    gang: usize,
-    counters: &TurnCounters,
-) {
+fn start_turn<K: Kernel>(kernel: &Mutex<K>, rotation: &ThreadRotation, gang: usize) {
     let (current_members, _) = &rotation.gangs[gang];
-    current_members.iter().for_each(|(member, original)| {
-        set_member_policy(kernel, *member, original, false, counters)
-    });
+    for (member, original) in current_members {
+        set_member_policy(kernel, *member, original, false);
+    }
     let other_members = rotation.gangs.iter().flat_map(|(members, _)| members);
     for (member, original) in other_members
         .filter(|(member, _)| current_members.iter().all(|(thread, _)| thread != member))
     {
-        set_member_policy(kernel, *member, original, true, counters);
+        set_member_policy(kernel, *member, original, true);
     }
-    counters.turns.fetch_add(1, Ordering::Relaxed);
 }
 
+/// Leaves a member alone that has exited, may not be changed, or has chosen another class meanwhile.
 fn set_member_policy<K: Kernel>(
     kernel: &Mutex<K>,
     member: ThreadKey,
     original: &SchedParams,
     is_waiting: bool,
-    counters: &TurnCounters,
 ) {
-    let kernel = lock(kernel);
-    if set_turn_policy(&*kernel, member, original, is_waiting).is_err() {
-        counters.failures.fetch_add(1, Ordering::Relaxed);
-    }
+    let _ = set_turn_policy(&*lock(kernel), member, original, is_waiting);
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::fake_tests::FakeHost;
 
@@ -336,13 +266,6 @@ mod tests {
         let host = FakeHost::default();
         let rotation = rotation(&host, [1, 1]);
         let host = Arc::new(Mutex::new(host));
-        let runner = RotationRunner::start(host.clone(), vec![rotation.clone()]).unwrap();
-        let mut visited = std::collections::BTreeSet::new();
-        let turns = TurnCounters::default();
-        while runner.counters.turns.load(Ordering::Relaxed) < 4 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        drop(runner);
         let policies = || {
             host.lock()
                 .unwrap()
@@ -352,9 +275,17 @@ mod tests {
                 .map(|t| t.policy)
                 .collect::<Vec<_>>()
         };
+        let runner = RotationRunner::start(host.clone(), rotation.clone()).unwrap();
+        for turn in [[0, 0, 5, 5], [5, 5, 0, 0]].repeat(2) {
+            while policies() != turn {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+        drop(runner);
         assert_eq!(policies(), [0, 0, 0, 0]);
+        let mut visited = std::collections::BTreeSet::new();
         for gang in 0..2 {
-            start_turn(&host, &rotation, gang, &turns);
+            start_turn(&host, &rotation, gang);
             visited.insert(policies());
         }
         assert_eq!(
@@ -363,15 +294,15 @@ mod tests {
         );
     }
 
-    /// Is a member that has exited, or whose id was reused, left unchanged and counted?
+    /// Is a member that has exited, or whose id was reused, left unchanged, and the others wait?
     #[test]
     fn a_reused_thread_id_is_not_touched() {
         let host = FakeHost::default();
         let rotation = rotation(&host, [1, 1]);
         host.change_thread(7, |thread| thread.start_ticks += 1);
-        let (host, turns) = (Mutex::new(host), TurnCounters::default());
-        start_turn(&host, &rotation, 0, &turns);
-        assert_eq!(host.lock().unwrap().threads.borrow()[&7].policy, 0);
-        assert_eq!(turns.failures.load(Ordering::Relaxed), 1);
+        let host = Mutex::new(host);
+        start_turn(&host, &rotation, 0);
+        let policy_of = |tid| host.lock().unwrap().threads.borrow()[&tid].policy;
+        assert_eq!([7, 8].map(policy_of), [0, 5]);
     }
 }

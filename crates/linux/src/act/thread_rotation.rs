@@ -26,9 +26,7 @@ pub(crate) fn set_affinity_checked(
     thread: ThreadKey,
     cpus: &CpuSet,
 ) -> io::Result<()> {
-    if kernel.stat(thread.tid)?.key != thread {
-        return Err(io::Error::from_raw_os_error(libc::ESRCH));
-    }
+    kernel.stat_of(thread)?;
     kernel.set_affinity(thread.tid, cpus)
 }
 
@@ -43,9 +41,7 @@ pub(crate) fn set_turn_policy(
     original: &SchedParams,
     is_waiting: bool,
 ) -> io::Result<()> {
-    if kernel.stat(thread.tid)?.key != thread {
-        return Err(io::Error::from_raw_os_error(libc::ESRCH));
-    }
+    kernel.stat_of(thread)?;
     let current_params = kernel.scheduling(thread.tid)?;
     let target_params = if is_waiting {
         original.to_waiting()

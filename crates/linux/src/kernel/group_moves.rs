@@ -123,18 +123,11 @@ impl GroupMoves {
     }
 }
 
-/// The mount points of control groups in a text like `/proc/mounts`.
-pub(crate) fn group_mounts(mounts: &str) -> Vec<PathBuf> {
-    let parse_mount_point = |line: &str| {
-        let fields: Vec<&str> = line.split_ascii_whitespace().take(3).collect();
-        matches!(fields[..], [_, _, "cgroup" | "cgroup2"]).then(|| PathBuf::from(fields[1]))
-    };
-    mounts.lines().filter_map(parse_mount_point).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::LinuxHost;
+    use crate::kernel::text_files::group_hierarchies;
 
     /// Is a write to a member file reported once, in groups that are there, made later, made in a new group, or renamed,
     /// and a write to any other file not?
@@ -176,7 +169,8 @@ mod tests {
     /// Does this kernel report a move between its control groups?
     #[test]
     fn the_kernel_reports_moves() {
-        let mounts = group_mounts(&std::fs::read_to_string("/proc/mounts").unwrap());
+        let hierarchies = group_hierarchies(&LinuxHost::new("/")).unwrap().into_iter();
+        let mounts: Vec<PathBuf> = hierarchies.map(|hierarchy| hierarchy.mount).collect();
         let group = mounts
             .iter()
             .map(|mount| mount.join(format!("cachemate-test-{}", std::process::id())));
@@ -205,13 +199,5 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         assert_eq!(has_moved, outcome.is_ok());
-    }
-
-    /// Are the mounts of both versions listed, and no others?
-    #[test]
-    fn mounts_of_both_cgroup_versions_are_listed() {
-        let text = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
-        let expected = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/unified"].map(PathBuf::from);
-        assert_eq!(group_mounts(text), expected);
     }
 }

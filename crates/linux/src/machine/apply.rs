@@ -87,7 +87,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             members = movable_threads(&*lock(&kernel), &tasks, &originals);
             let ext_states: Vec<DesiredState> = members
                 .iter()
-                .map(|(object, _)| ext_policy_state(object))
+                .map(|(object, _)| {
+                    DesiredState::journaled(object.clone(), ObjectState::Policy(EXT))
+                })
                 .collect();
             // Before the scheduler gets the plan, the originals are in the journal and the guardian runs.
             let journal_result = self
@@ -250,13 +252,5 @@ fn plan_refusal(reason: RefusalReason, message: String) -> RefusedItem {
         item: PlanItem::Plan,
         reason,
         message,
-    }
-}
-
-fn ext_policy_state(object: &JournalObject) -> DesiredState {
-    DesiredState {
-        item: PlanItem::Plan,
-        object: object.clone(),
-        state: ObjectState::Policy(EXT),
     }
 }

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use cachemate_core::{
-    Ability, CacheId, CpuId, CpuSet, PlanItem, ProbeKind, ProbeRequest, ProcessId, RefusalReason,
-    Support, TaskId,
+    Ability, CacheId, CpuId, CpuSet, ProbeKind, ProbeRequest, ProcessId, RefusalReason, Support,
+    TaskId,
 };
 
 use super::{LiveMachine, OBSERVE_ONLY_REASON};
-use crate::kernel::{Kernel, ThreadKey, lock};
+use crate::kernel::{Kernel, ThreadKey, clock_ns, lock};
 use crate::sense::access_probe::SampledThreads;
 use crate::sense::probe_runner::rows::RowPlacement;
 use crate::sense::probe_runner::{Participant, ProbePlacement};
@@ -174,10 +174,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                     .abandon(probe, RefusalReason::NotFound, message);
             }
         };
-        let journal_result = self.actuator.journal_originals(
-            &*lock(kernel),
-            &placement.desired_states(&PlanItem::Probe(probe.id)),
-        );
+        let journal_result = self
+            .actuator
+            .journal_originals(&*lock(kernel), &placement.desired_states());
         match journal_result {
             Ok(()) => {
                 self.probe_runner
@@ -219,8 +218,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             );
             return;
         }
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        let now_ns = clock_ns(rustix::time::ClockId::Monotonic);
         let online = self.topology.online();
         let subjects = SampledThreads {
             threads: &threads,
@@ -252,11 +250,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             .filter(|traced| !traced.has_exited)
             .map(|traced| traced.thread);
         let kernel = self.kernel();
-        let is_live = |thread: &ThreadKey| {
-            lock(&kernel)
-                .stat(thread.tid)
-                .is_ok_and(|stat| stat.key == *thread)
-        };
+        let is_live = |thread: &ThreadKey| lock(&kernel).stat_of(*thread).is_ok();
         let Some(thread) = thread.filter(is_live) else {
             self.probe_runner
                 .abandon(probe, RefusalReason::NotFound, EXITED_REASON);
@@ -325,10 +319,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 }
 
 fn read_participant(kernel: &dyn Kernel, task: &ManagedThread) -> Option<Participant> {
-    kernel
-        .stat(task.thread.tid)
-        .ok()
-        .filter(|stat| stat.key == task.thread)?;
+    kernel.stat_of(task.thread).ok()?;
     let scheduling = kernel.scheduling(task.thread.tid).ok()?;
     let cpus = kernel.affinity(task.thread.tid).ok()?;
     Some(Participant {

@@ -16,7 +16,6 @@ use crate::act::rules::ManageAction;
 use crate::kernel::{Kernel, ThreadKey, lock};
 use crate::nri::StartRequest;
 use crate::safety::journal::{JournalObject, ObjectState};
-use crate::sense::group_trust::GroupTrust;
 use crate::sense::process_properties::{KnownProperties, PropertyReader, read_own_service};
 
 /// Maximum number of services whose placement is remembered.
@@ -210,13 +209,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     fn is_to_be_managed(&self, kernel: &K, pid: i32) -> bool {
         let own_service = read_own_service(kernel);
         let (rules, directory) = (self.options.rules.as_slice(), &self.options.directory);
-        let reader = PropertyReader {
-            kernel,
-            rules,
-            directory,
-            own_service: own_service.as_ref(),
-            group_trust: GroupTrust::new(kernel),
-        };
+        let reader = PropertyReader::new(kernel, rules, directory, own_service.as_ref());
         let properties = kernel.stat(pid).and_then(|stat| {
             reader.read(
                 &stat,
@@ -248,11 +241,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             .into_iter()
             .chain(membership_object.zip(placement.group.clone()));
         states
-            .map(|(object, state)| DesiredState {
-                item: PlanItem::Plan,
-                object,
-                state,
-            })
+            .map(|(object, state)| DesiredState::written(object, state))
             .collect()
     }
 }

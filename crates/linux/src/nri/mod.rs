@@ -21,7 +21,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 pub use plugin::NriPlugin;
@@ -31,6 +31,7 @@ pub use starts::{ContainerStarts, StartRequest};
 pub use updates::ContainerUpdates;
 use wire::{MessageBuilder, MessageReader, REQUEST, RESPONSE, RUNTIME_CONNECTION, WireMessage};
 
+use crate::kernel::lock;
 use crate::sense::service_directory::ServiceDirectory;
 
 /// The runtime's default socket.
@@ -129,10 +130,7 @@ impl NriThread {
 
     /// The state now.
     pub fn state(&self) -> NriState {
-        self.state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        lock(&self.state).clone()
     }
 }
 
@@ -180,7 +178,7 @@ impl NriSession {
     }
 
     fn update_state(&self, change: impl FnOnce(&mut NriState)) {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut lock(&self.state));
     }
 
     /// Runs one connection, from the registration until the connection ends.

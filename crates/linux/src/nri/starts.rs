@@ -5,6 +5,8 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::kernel::lock;
+
 /// Maximum number of waiting starts; any further container is placed in its first window.
 const MAX_WAITING_STARTS: usize = 256;
 
@@ -41,11 +43,7 @@ impl ContainerStarts {
     pub(crate) fn request_placement(&self, id: &str, pid: i32, max_wait: Duration) -> bool {
         let (answer_sender, answer_receiver) = sync_channel(1);
         {
-            let mut requests = self
-                .0
-                .requests
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut requests = lock(&self.0.requests);
             if requests.len() >= MAX_WAITING_STARTS {
                 return false;
             }
@@ -61,11 +59,7 @@ impl ContainerStarts {
 
     /// Waits for the next start, for at most `max_wait`.
     pub fn wait_for_start(&self, max_wait: Duration) -> Option<StartRequest> {
-        let requests = self
-            .0
-            .requests
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let requests = lock(&self.0.requests);
         let wait_result = self
             .0
             .arrival

@@ -3,13 +3,14 @@
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::plugin::check_status;
 use super::wire::{MessageBuilder, WireError, parse_fields};
+use crate::kernel::lock;
 
 /// Maximum wait for the runtime's response, which takes about 35 ms; a longer wait counts as a refusal.
 const MAX_ANSWER_WAIT: Duration = Duration::from_secs(2);
@@ -53,7 +54,7 @@ impl ContainerUpdates {
 
     /// Whether a runtime is connected that accepts requests.
     pub fn is_connected(&self) -> bool {
-        self.lock_queue().is_connected
+        lock(&self.queue).is_connected
     }
 
     /// Makes the runtime set the CPUs of a running container, and waits for its response.
@@ -63,7 +64,7 @@ impl ContainerUpdates {
     pub fn set_cpus(&self, id: &str, cpus: &str) -> io::Result<()> {
         let (outcome_sender, outcome_receiver) = sync_channel(1);
         {
-            let mut queue = self.lock_queue();
+            let mut queue = lock(&self.queue);
             if !queue.is_connected || queue.requests.len() >= MAX_WAITING_REQUESTS {
                 return Err(io::Error::new(
                     ErrorKind::NotConnected,
@@ -104,20 +105,16 @@ impl ContainerUpdates {
         let mut counter_bytes = [0; 8];
         // The counter is already empty if another call has read it.
         let _ = rustix::io::read(&self.wakeup_event, &mut counter_bytes);
-        std::mem::take(&mut self.lock_queue().requests)
+        std::mem::take(&mut lock(&self.queue).requests)
     }
 
     /// Makes the queue accept requests, or refuse them and drop those that wait.
     pub(super) fn set_connected(&self, is_connected: bool) {
-        let mut queue = self.lock_queue();
+        let mut queue = lock(&self.queue);
         queue.is_connected = is_connected;
         if !is_connected {
             queue.requests.clear();
         }
-    }
-
-    fn lock_queue(&self) -> MutexGuard<'_, UpdateQueue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

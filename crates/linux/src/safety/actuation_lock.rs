@@ -14,9 +14,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::kernel::{Kernel, ThreadKey};
+use crate::kernel::{Kernel, ThreadKey, lock_file};
 use crate::safety::journal::{Journal, JournalError, check_ownership};
 
 /// Paths of the locks.
@@ -61,31 +61,15 @@ impl ActuationLock {
             .custom_flags(libc::O_NOFOLLOW);
         let mut file = options.open(&paths.lock).map_err(io_error)?;
         check_ownership(&paths.lock, &file.metadata().map_err(io_error)?)?;
-        let deadline = Instant::now() + timeout;
-        loop {
-            match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => break,
-                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-                Err(error) => return Err(io_error(error.into())),
-            }
+        if !lock_file(&file, timeout).map_err(io_error)? {
+            return Ok(None);
         }
-        let mut previous_path_bytes = Vec::new();
-        (&mut file)
-            .take(libc::PATH_MAX as u64)
-            .read_to_end(&mut previous_path_bytes)
-            .map_err(io_error)?;
-        let previous_state_dir = PathBuf::from(std::ffi::OsString::from_vec(previous_path_bytes));
+        let previous_state_dir = read_state_dir(&file).map_err(io_error)?;
         let state_path = std::path::absolute(state_dir).map_err(io_error)?;
-        if previous_state_dir.is_absolute()
-            && previous_state_dir != state_path
-            && cachemate_files::path_exists(&previous_state_dir.join(Journal::FILE_NAME))
+        if let Some(path) = previous_state_dir.filter(|previous| *previous != state_path)
+            && cachemate_files::path_exists(&path.join(Journal::FILE_NAME))
         {
-            return Err(JournalError::LeftElsewhere {
-                path: previous_state_dir,
-            });
+            return Err(JournalError::LeftElsewhere { path });
         }
         file.set_len(0)
             .and_then(|()| file.rewind())
@@ -125,12 +109,7 @@ impl ActuationLock {
             file => file.map_err(io_error)?,
         };
         check_ownership(&paths.lock, &file.metadata().map_err(io_error)?)?;
-        let mut path_bytes = Vec::new();
-        file.take(libc::PATH_MAX as u64)
-            .read_to_end(&mut path_bytes)
-            .map_err(io_error)?;
-        let state_dir = PathBuf::from(std::ffi::OsString::from_vec(path_bytes));
-        Ok(state_dir.is_absolute().then_some(state_dir))
+        read_state_dir(&file).map_err(io_error)
     }
 
     /// The lock of a user whom root may overrule.
@@ -194,6 +173,15 @@ impl ActuationLock {
     }
 }
 
+/// The state directory of which a lock was written last; `None` if there never was one.
+fn read_state_dir(lock: &File) -> io::Result<Option<PathBuf>> {
+    let mut path_bytes = Vec::new();
+    lock.take(libc::PATH_MAX as u64)
+        .read_to_end(&mut path_bytes)?;
+    let state_dir = PathBuf::from(std::ffi::OsString::from_vec(path_bytes));
+    Ok(state_dir.is_absolute().then_some(state_dir))
+}
+
 /// Maximum length of an announcement: two numbers and a separator.
 const MAX_ANNOUNCEMENT_BYTES: u64 = 64;
 
@@ -248,6 +236,8 @@ impl Drop for ActuationLock {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
     use crate::kernel::LinuxHost;
 

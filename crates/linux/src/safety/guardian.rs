@@ -21,7 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 pub mod cgroup;
 
-use crate::kernel::{self, Kernel};
+use crate::kernel::{self, Kernel, lock_file};
 use crate::safety::fence::{self, Fence};
 use crate::safety::journal::{self, Journal, JournalError, JournalObject};
 use crate::safety::limits;
@@ -335,43 +335,29 @@ impl DaemonLock {
     /// # Errors
     /// The file cannot be opened or locked, or others may write to the directory.
     pub fn acquire(state_dir: &Path) -> Result<Option<Self>, JournalError> {
-        let path = state_dir.join("daemon.lock");
-        let dir = std::fs::metadata(state_dir).map_err(JournalError::io_error_at(&path))?;
-        journal::check_ownership(state_dir, &dir)?;
-        let file = Self::open(&path)?;
-        let lock =
-            || rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
-        match rustix::io::retry_on_intr(lock) {
-            Ok(()) => Ok(Some(DaemonLock { _file: file })),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(JournalError::Io {
-                path,
-                source: error.into(),
-            }),
-        }
+        Self::acquire_within(state_dir, Duration::ZERO)
     }
 
     /// Acquires the daemon's lock, waiting for a guardian that may be restoring; `None` if a daemon runs.
     ///
     /// # Errors
-    /// The file cannot be opened or locked.
+    /// The file cannot be opened or locked, or others may write to the directory.
     pub fn acquire_within(
         state_dir: &Path,
         max_wait: Duration,
     ) -> Result<Option<Self>, JournalError> {
-        let deadline = Instant::now() + max_wait;
-        loop {
-            let lock = Self::acquire(state_dir)?;
-            if lock.is_some() || Instant::now() >= deadline {
-                return Ok(lock);
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let path = state_dir.join("daemon.lock");
+        let io_error = JournalError::io_error_at(&path);
+        let dir = std::fs::metadata(state_dir).map_err(io_error)?;
+        journal::check_ownership(state_dir, &dir)?;
+        let file = Self::open(&path).map_err(io_error)?;
+        let is_ours = lock_file(&file, max_wait).map_err(io_error)?;
+        Ok(is_ours.then_some(DaemonLock { _file: file }))
     }
 
     /// Opened only for reading, so that a file system that became read-only does not prevent a restore. If the file
     /// does not exist and cannot be created, its directory is locked instead.
-    fn open(path: &Path) -> Result<OwnedFd, JournalError> {
+    fn open(path: &Path) -> std::io::Result<OwnedFd> {
         use rustix::fs::{Mode, OFlags, open};
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = match open(path, flags | OFlags::CREATE, Mode::RUSR | Mode::WUSR) {
@@ -382,10 +368,7 @@ impl DaemonLock {
             ),
             other => other,
         };
-        file.map_err(|error| JournalError::Io {
-            path: path.to_path_buf(),
-            source: error.into(),
-        })
+        Ok(file?)
     }
 }
 

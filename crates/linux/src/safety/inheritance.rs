@@ -10,8 +10,9 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use crate::kernel::text_files::status_field;
 use crate::kernel::{Kernel, ThreadStat, none_if_missing};
 use crate::safety::journal::{JournalEntry, JournalObject, ProcessFamily};
 
@@ -217,10 +218,6 @@ fn is_init(kernel: &dyn Kernel, pid: i32) -> io::Result<bool> {
     if pid == 1 {
         return Ok(true);
     }
-    let status = none_if_missing(kernel.read(Path::new(&format!("/proc/{pid}/status"))))?;
-    let innermost_pid = status.as_deref().and_then(|text| {
-        let line = text.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-        line.split_ascii_whitespace().last()
-    });
-    Ok(innermost_pid == Some("1"))
+    let pids = status_field(kernel, pid, "NSpid")?.unwrap_or_default();
+    Ok(pids.split_ascii_whitespace().last() == Some("1"))
 }

@@ -14,9 +14,11 @@ use cachemate_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::act::resctrl::{Resctrl, ResctrlUnavailable};
+use crate::MissingFacility;
+use crate::act::resctrl::Resctrl;
 use crate::act::{colors, gang_scheduler};
 use crate::kernel::Kernel;
+use crate::kernel::text_files::field;
 use crate::sense::counters::{EventSurvey, EventUnavailable};
 use crate::sense::miss_trace::find_tracer;
 use crate::sense::probes::{intensity, watchpoint};
@@ -71,33 +73,6 @@ impl FacilityState {
     }
 }
 
-/// A facility that cannot be used.
-#[derive(Clone, PartialEq, Debug)]
-struct MissingFacility {
-    state: FacilityState,
-    reason: String,
-    remedy: Option<String>,
-}
-
-impl MissingFacility {
-    /// One that the kernel or the processor does not have.
-    fn absent(reason: impl Into<String>, remedy: Option<&str>) -> Self {
-        MissingFacility {
-            state: FacilityState::Absent,
-            reason: reason.into(),
-            remedy: remedy.map(str::to_string),
-        }
-    }
-
-    /// One that exists, but cannot be used as the host is now.
-    fn unusable(reason: impl Into<String>, remedy: Option<&str>) -> Self {
-        MissingFacility {
-            state: FacilityState::Unusable,
-            ..MissingFacility::absent(reason, remedy)
-        }
-    }
-}
-
 /// Results for everything that was tried.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CapabilitySurvey {
@@ -117,7 +92,10 @@ fn build_check(
 ) -> CapabilityCheck {
     let (state, detail, remedy) = match outcome {
         Ok(detail) => (FacilityState::Usable, detail, None),
-        Err(missing) => (missing.state, missing.reason, missing.remedy),
+        Err(missing) if missing.is_supported => {
+            (FacilityState::Unusable, missing.reason, missing.remedy)
+        }
+        Err(missing) => (FacilityState::Absent, missing.reason, missing.remedy),
     };
     CapabilityCheck {
         name: name.to_string(),
@@ -134,7 +112,7 @@ fn build_check(
 pub fn survey_capabilities(
     kernel: &dyn Kernel,
     topology: &Topology,
-    resctrl: &Result<Resctrl, ResctrlUnavailable>,
+    resctrl: &Result<Resctrl, MissingFacility>,
     events: &[EventSurvey],
     with_calibration: bool,
 ) -> CapabilitySurvey {
@@ -289,26 +267,18 @@ fn check_miss_traces(kernel: &dyn Kernel, events: &[EventSurvey]) -> CapabilityC
 /// The processor's name, which shows whether the processor is emulated.
 fn describe_processor(kernel: &dyn Kernel) -> String {
     let text = kernel.read(Path::new("/proc/cpuinfo")).unwrap_or_default();
-    let name = text
-        .lines()
-        .find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    name.map(|(_, name)| format!(" of '{}'", name.trim()))
+    field(&text, "model name")
+        .map(|name| format!(" of '{name}'"))
         .unwrap_or_default()
 }
 
 /// Tests page colors with the rights that a daemon would have, which may be fewer than those of the user of `doctor`.
 fn check_page_colors(topology: &Topology) -> CapabilityCheck {
-    let outcome = match colors::survey_partitions(topology) {
-        Ok(divided_caches) => Ok(colors::describe_partitions(&divided_caches)),
-        Err(absence) => Err(MissingFacility::unusable(
-            absence.reason,
-            Some(&absence.remedy),
-        )),
-    };
+    let divided_caches = colors::survey_partitions(topology);
     build_check(
         "page colors",
         &[],
-        outcome,
+        divided_caches.map(|caches| colors::describe_partitions(&caches)),
         "caches are divided by ways or not at all",
     )
 }

@@ -9,9 +9,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use cachemate_core::{CacheLevel, CpuSet, Topology};
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 
-use crate::kernel::{KeptFile, Kernel};
+use crate::kernel::{KeptFile, Kernel, clock_ns};
 
 /// File with the online CPUs.
 pub(crate) const ONLINE_CPUS_PATH: &str = "/sys/devices/system/cpu/online";
@@ -98,12 +98,9 @@ pub(crate) struct SuspendClock(Duration);
 
 impl SuspendClock {
     pub(crate) fn read_clocks() -> Self {
-        let read_clock = |clock| {
-            let time = clock_gettime(clock);
-            Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-        };
-        let monotonic = read_clock(ClockId::Monotonic);
-        SuspendClock(read_clock(ClockId::Boottime).saturating_sub(monotonic))
+        let monotonic_ns = clock_ns(ClockId::Monotonic);
+        let suspended_ns = clock_ns(ClockId::Boottime).saturating_sub(monotonic_ns);
+        SuspendClock(Duration::from_nanos(suspended_ns))
     }
 
     /// Returns whether the host was suspended since the last call. Steps of the wall clock change neither clock.

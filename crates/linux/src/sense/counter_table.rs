@@ -44,6 +44,8 @@ pub(crate) struct CounterTable {
     threads: BTreeMap<ThreadKey, CountingState>,
     /// Begin of the spans of this window: 0 is the earliest possible, 1 the latest.
     span_phase: f64,
+    /// Whether descriptors have run out in this window.
+    has_no_descriptors: bool,
 }
 
 #[derive(Debug)]
@@ -85,6 +87,7 @@ impl CounterTable {
             switch_cost_ns,
             threads: BTreeMap::new(),
             span_phase: 0.0,
+            has_no_descriptors: false,
         }
     }
 
@@ -98,7 +101,7 @@ impl CounterTable {
     }
 
     /// Counts a thread from now on in this share of each window. If it has exited or descriptors have run out, its counts
-    /// are absent, never zero.
+    /// are absent, never zero, and [`Self::read`] tries again.
     fn set_share(&mut self, thread: ThreadKey, share: f64) {
         let state = if share < 1.0 {
             Ok(CountingState::InSpans {
@@ -108,8 +111,12 @@ impl CounterTable {
         } else {
             ThreadCounters::attach(thread.tid, &self.event_surveys).map(CountingState::Always)
         };
-        if let Ok(state) = state {
-            self.threads.insert(thread, state);
+        match state {
+            Ok(state) => _ = self.threads.insert(thread, state),
+            Err(error) => {
+                self.threads.remove(&thread);
+                self.has_no_descriptors |= error.raw_os_error() == Some(libc::EMFILE);
+            }
         }
     }
 
@@ -157,6 +164,10 @@ impl CounterTable {
         window: Duration,
     ) -> Vec<EventCount> {
         let Some(state) = self.threads.get_mut(&thread) else {
+            // One failure for lack of descriptors is enough for a window, because thousands of threads may wait for them.
+            if !self.has_no_descriptors {
+                self.insert(thread, cpu_use.zip(Some(window)));
+            }
             return Vec::new();
         };
         let counts = match state {
@@ -198,6 +209,7 @@ impl CounterTable {
     pub(crate) fn begin_window(&mut self, is_known: impl Fn(&ThreadKey) -> bool) {
         self.threads.retain(|thread, _| is_known(thread));
         self.span_phase = (self.span_phase + SPAN_SHIFT).fract();
+        self.has_no_descriptors = false;
     }
 }
 
@@ -408,6 +420,36 @@ mod tests {
             );
             is_over.store(true, Ordering::Relaxed);
         });
+    }
+
+    /// Is a thread whose counters could not be opened counted as soon as they can be?
+    #[test]
+    fn a_thread_without_counters_gets_them_later() {
+        let thread = ThreadKey {
+            tid: rustix::thread::gettid().as_raw_nonzero().get(),
+            start_ticks: 0,
+        };
+        let mut no_such_event = clock_survey();
+        no_such_event[0].code = Some(EventCode {
+            kind: 0x7fff_ffff,
+            config: 0,
+        });
+        let mut table = CounterTable::new(no_such_event);
+        table.insert(thread, None);
+        assert!(table.read(thread, None, WINDOW).is_empty());
+        table.event_surveys = clock_survey();
+        table.has_no_descriptors = true;
+        assert!(table.read(thread, None, WINDOW).is_empty());
+        assert!(
+            table.threads.is_empty(),
+            "it waits for the next window if descriptors have run out"
+        );
+        table.begin_window(|_| true);
+        assert!(
+            table.read(thread, None, WINDOW).is_empty(),
+            "counted from now"
+        );
+        assert_eq!(table.read(thread, None, WINDOW).len(), 1);
     }
 
     /// Does measuring what counters cost end with a finite figure of at most a millisecond?

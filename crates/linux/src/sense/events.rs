@@ -19,6 +19,8 @@ use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_INSTRUCTIONS, PERF_TYPE_HARDWARE, PERF_TYPE_RAW,
 };
 
+use crate::kernel::text_files::field;
+
 /// A processor as `/proc/cpuinfo` names it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Processor {
@@ -33,15 +35,9 @@ pub struct Processor {
 impl Processor {
     /// The first processor in the text of `/proc/cpuinfo`; `None` if it has no such fields (other architectures).
     pub fn parse(cpuinfo: &str) -> Option<Self> {
-        let field_text = |name: &str| {
-            let line = cpuinfo
-                .lines()
-                .find(|line| line.split(':').next().is_some_and(|key| key.trim() == name))?;
-            Some(line.split_once(':')?.1.trim())
-        };
-        let parse_number = |name: &str| field_text(name)?.parse().ok();
+        let parse_number = |name: &str| field(cpuinfo, name)?.parse().ok();
         Some(Processor {
-            vendor: field_text("vendor_id")?.to_string(),
+            vendor: field(cpuinfo, "vendor_id")?.to_string(),
             family: parse_number("cpu family")?,
             model: parse_number("model")?,
         })

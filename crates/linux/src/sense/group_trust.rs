@@ -10,14 +10,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::kernel::Kernel;
-
-/// A mounted hierarchy: its controllers (empty for the unified one) and its mount point.
-type Hierarchy = (Vec<String>, PathBuf);
+use crate::kernel::text_files::{GroupHierarchy, group_hierarchies};
 
 /// Knowledge of the owners of groups, for one refresh.
 pub(crate) struct GroupTrust<'a> {
     kernel: &'a dyn Kernel,
-    hierarchies: OnceCell<Vec<Hierarchy>>,
+    hierarchies: OnceCell<Vec<GroupHierarchy>>,
     root_owned: RefCell<BTreeMap<PathBuf, bool>>,
 }
 
@@ -77,33 +75,17 @@ impl<'a> GroupTrust<'a> {
     }
 
     fn mount_of(&self, controllers: &str) -> Option<&Path> {
-        let hierarchies = self.hierarchies.get_or_init(|| {
-            let mounts = self.kernel.read(Path::new("/proc/mounts"));
-            mounts.map_or(Vec::new(), |text| parse_hierarchies(&text))
-        });
+        let hierarchies = self
+            .hierarchies
+            .get_or_init(|| group_hierarchies(self.kernel).unwrap_or_default());
         let wanted: Vec<&str> = controllers.split(',').filter(|c| !c.is_empty()).collect();
-        let (_, mount) = hierarchies.iter().find(|(offered, _)| {
-            wanted.is_empty() == offered.is_empty()
+        let hierarchy = hierarchies.iter().find(|hierarchy| {
+            let offered = &hierarchy.controllers;
+            wanted.is_empty() == hierarchy.is_v2()
                 && wanted
                     .iter()
                     .all(|controller| offered.iter().any(|offer| offer == controller))
         })?;
-        Some(mount)
+        Some(&hierarchy.mount)
     }
-}
-
-fn parse_hierarchies(mounts: &str) -> Vec<Hierarchy> {
-    let mut hierarchies = Vec::new();
-    for line in mounts.lines() {
-        let fields: Vec<&str> = line.split_ascii_whitespace().take(4).collect();
-        match fields[..] {
-            [_, mount, "cgroup2", _] => hierarchies.push((Vec::new(), PathBuf::from(mount))),
-            [_, mount, "cgroup", options] => {
-                let controllers = options.split(',').map(str::to_string).collect();
-                hierarchies.push((controllers, PathBuf::from(mount)));
-            }
-            _ => {}
-        }
-    }
-    hierarchies
 }

@@ -36,7 +36,7 @@ use crate::sense::access_probe::{SampledThreads, sample_accesses};
 use crate::sense::counters::RunningTotal;
 use crate::sense::events::EventCode;
 use crate::sense::miss_trace::{MAX_TRACE_TIME, MissTracer, RECORD_COST_NS};
-use crate::sense::probes::intensity::{PrimeProber, wait_time};
+use crate::sense::probes::intensity::{BRACKET, PrimeProber, wait_time};
 use crate::sense::probes::neighbor::NeighborLoad;
 use crate::sense::probes::ping_pong::round_trip;
 use crate::sense::probes::watch_candidates::WatchCandidates;
@@ -100,15 +100,12 @@ pub(crate) struct Participant {
 
 impl Participant {
     /// The state in which it waits.
-    fn waiting_state(&self, item: &PlanItem) -> DesiredState {
-        DesiredState {
-            item: item.clone(),
-            object: JournalObject::Policy {
-                pid: self.pid,
-                thread: self.thread,
-            },
-            state: self.scheduling.to_waiting().into(),
-        }
+    fn waiting_state(&self) -> DesiredState {
+        let object = JournalObject::Policy {
+            pid: self.pid,
+            thread: self.thread,
+        };
+        DesiredState::journaled(object, self.scheduling.to_waiting().into())
     }
 }
 
@@ -124,21 +121,15 @@ pub(crate) struct ProbePlacement {
 
 impl ProbePlacement {
     /// Everything that the bracket will change, for the journal.
-    pub(crate) fn desired_states(&self, item: &PlanItem) -> Vec<DesiredState> {
+    pub(crate) fn desired_states(&self) -> Vec<DesiredState> {
         let participants = self.other_participants.iter().chain([&self.target]);
-        let mut desired_states: Vec<DesiredState> = participants
-            .map(|participant| participant.waiting_state(item))
-            .collect();
+        let waiting_states = participants.map(Participant::waiting_state);
         let object = JournalObject::Affinity {
             pid: self.target.pid,
             thread: self.target.thread,
         };
-        desired_states.push(DesiredState {
-            item: item.clone(),
-            object,
-            state: ObjectState::Cpus(self.target_cpus()),
-        });
-        desired_states
+        let target_state = DesiredState::journaled(object, ObjectState::Cpus(self.target_cpus()));
+        waiting_states.chain([target_state]).collect()
     }
 
     fn target_cpus(&self) -> CpuSet {
@@ -321,28 +312,10 @@ impl ProbeRunner {
         let wait = wait_time(Some(reloader.cache_bytes()));
         let (samples, own_cpu_ns, off_ns) = session.run(|switch| {
             let mut samples = Vec::new();
-            // Two off, one discarded while the task refills the cache, two on, one off.
-            for (is_target_running, is_counted) in [
-                (false, true),
-                (false, true),
-                (true, false),
-                (true, true),
-                (true, true),
-                (false, true),
-            ] {
+            for (is_target_running, is_counted) in BRACKET {
                 switch.set_running(is_target_running)?;
-                let sample = reloader.sample(wait);
-                if is_counted {
-                    let (evicted, reloads, elapsed_ns) =
-                        (sample.missed, sample.reloads, sample.elapsed_ns);
-                    samples.push(PrimeProbeSample {
-                        target_running: is_target_running,
-                        evicted,
-                        reloads,
-                        elapsed_ns,
-                        round_trips_ns: None,
-                    });
-                }
+                let sample = reloader.sample(wait, is_target_running);
+                samples.extend(is_counted.then_some(sample));
             }
             Ok(samples)
         })?;

@@ -9,6 +9,7 @@ use cachemate_core::{
 };
 
 use crate::act::rules::{ManageAction, ManageRule, RuleSubject, decide};
+use crate::kernel::text_files::read_users;
 use crate::kernel::{KeptFile, Kernel, ThreadKey, ThreadStat, none_if_missing};
 use crate::sense::group_trust::GroupTrust;
 use crate::sense::service_directory::{ContainerRecord, ServiceDirectory};
@@ -23,11 +24,11 @@ pub(crate) struct PropertyReader<'a> {
     pub(crate) kernel: &'a dyn Kernel,
     pub(crate) rules: &'a [ManageRule],
     /// Containers that a runtime has reported.
-    pub(crate) directory: &'a ServiceDirectory,
+    directory: &'a ServiceDirectory,
     /// The service of this process: other programs in the same service are distinguished by their commands.
-    pub(crate) own_service: Option<&'a ServiceIdentity>,
+    own_service: Option<&'a ServiceIdentity>,
     /// The groups whose names count.
-    pub(crate) group_trust: GroupTrust<'a>,
+    group_trust: GroupTrust<'a>,
 }
 
 /// The properties of a process that rules test.
@@ -106,7 +107,22 @@ impl RuleProperties {
     }
 }
 
-impl PropertyReader<'_> {
+impl<'a> PropertyReader<'a> {
+    pub(crate) fn new(
+        kernel: &'a dyn Kernel,
+        rules: &'a [ManageRule],
+        directory: &'a ServiceDirectory,
+        own_service: Option<&'a ServiceIdentity>,
+    ) -> Self {
+        PropertyReader {
+            kernel,
+            rules,
+            directory,
+            own_service,
+            group_trust: GroupTrust::new(kernel),
+        }
+    }
+
     /// Reads the properties, as far as they are not `known`.
     pub(crate) fn read(
         &self,
@@ -127,14 +143,7 @@ impl PropertyReader<'_> {
         properties.cgroup_text = self.read_cgroup_text(cgroup_file)?;
         properties.cgroups = cgroup_paths(&properties.cgroup_text);
         if properties.user.is_none() {
-            let status = none_if_missing(
-                self.kernel
-                    .read(&PathBuf::from(format!("/proc/{pid}/status"))),
-            )?
-            .unwrap_or_default();
-            let uid_line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-            properties.user =
-                uid_line.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
+            properties.user = read_users(self.kernel, pid)?.first().copied();
         }
         properties.lineage = match previous {
             Some(previous) => previous.lineage.clone(),
@@ -285,10 +294,8 @@ fn shim_container(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Option<S
 
 /// Does a process run as root, with its real, effective and saved user?
 fn is_roots(kernel: &dyn Kernel, pid: i32) -> io::Result<bool> {
-    let status = none_if_missing(kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))))?;
-    let status = status.unwrap_or_default();
-    let uid_line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-    Ok(uid_line.is_some_and(|users| users.split_ascii_whitespace().all(|user| user == "0")))
+    let users = read_users(kernel, pid)?;
+    Ok(!users.is_empty() && users.iter().all(|user| *user == 0))
 }
 
 /// The option by which a shim or a monitor gets the name of its container; `None` if the command is neither.
@@ -348,13 +355,7 @@ mod tests {
 
     fn service(host: &FakeHost, directory: &ServiceDirectory, pid: i32) -> (Option<String>, bool) {
         let own_service = ServiceIdentity::new(ServiceKind::Session, "session-1.scope");
-        let reader = PropertyReader {
-            kernel: host,
-            rules: &[],
-            directory,
-            own_service: Some(&own_service),
-            group_trust: GroupTrust::new(host),
-        };
+        let reader = PropertyReader::new(host, &[], directory, Some(&own_service));
         let stat = host.stat(pid).unwrap();
         let properties = reader
             .read(

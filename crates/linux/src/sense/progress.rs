@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex};
 use cachemate_core::CounterEvent;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
+use crate::kernel::text_files::read_users;
 use crate::kernel::{Kernel, ThreadKey, is_descriptor_scarce, lock};
 use crate::sense::thread_counts::{read_calls, read_waits, run_time_ns};
 
@@ -176,10 +177,7 @@ impl ProgressTotals {
         thread: ThreadKey,
         instructions: Option<u64>,
     ) -> Self {
-        let stat = kernel
-            .stat(thread.tid)
-            .ok()
-            .filter(|stat| stat.key == thread);
+        let stat = kernel.stat_of(thread).ok();
         let counts = [
             reports.read_total(kernel, pid),
             instructions,
@@ -309,16 +307,7 @@ fn may_report(owner: u32, user: u32) -> bool {
 
 /// Real user of a process.
 fn process_user(kernel: &dyn Kernel, pid: i32) -> Option<u32> {
-    let status = kernel
-        .read(Path::new(&format!("/proc/{pid}/status")))
-        .ok()?;
-    status.lines().find_map(|line| {
-        line.strip_prefix("Uid:")?
-            .split_ascii_whitespace()
-            .next()?
-            .parse()
-            .ok()
-    })
+    read_users(kernel, pid).ok()?.first().copied()
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ use std::io;
 
 use crate::act::rules::{CgroupPattern, ManageRule};
 use crate::kernel::{Kernel, none_if_missing};
-use crate::sense::group_trust::GroupTrust;
 use crate::sense::process_properties::{KnownProperties, PropertyReader, read_own_service};
 use crate::sense::service_directory::ServiceDirectory;
 
@@ -36,13 +35,7 @@ pub fn find_rule_matches(
     let (mut commands, mut cgroups, mut services) =
         (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     let own_service = read_own_service(kernel);
-    let reader = PropertyReader {
-        kernel,
-        rules,
-        directory,
-        own_service: own_service.as_ref(),
-        group_trust: GroupTrust::new(kernel),
-    };
+    let reader = PropertyReader::new(kernel, rules, directory, own_service.as_ref());
     for pid in kernel
         .processes()?
         .into_iter()

@@ -5,9 +5,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 
 use cachemate_core::ServiceIdentity;
+
+use crate::kernel::lock;
 
 /// Maximum number of recorded containers, so that a faulty runtime cannot cause unbounded memory use.
 const MAX_CONTAINERS: usize = 20_000;
@@ -76,7 +78,7 @@ impl ContainerRecord {
 /// The containers of this host, by their ids; clones share one directory.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceDirectory {
-    containers: Arc<RwLock<BTreeMap<String, Arc<ContainerRecord>>>>,
+    containers: Arc<Mutex<BTreeMap<String, Arc<ContainerRecord>>>>,
     /// Number of changes so far.
     change_count: Arc<AtomicU64>,
 }
@@ -84,20 +86,13 @@ pub struct ServiceDirectory {
 impl ServiceDirectory {
     /// The container with this id.
     pub fn find_by_id(&self, id: &str) -> Option<Arc<ContainerRecord>> {
-        self.containers
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(id)
-            .cloned()
+        lock(&self.containers).get(id).cloned()
     }
 
     /// The innermost container whose control group is this path or contains it, with its id.
     pub fn find_by_cgroup(&self, path: &str) -> Option<(String, Arc<ContainerRecord>)> {
         let contains = |record: &ContainerRecord| is_at_or_below(path, &record.cgroup);
-        let records = self
-            .containers
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
+        let records = lock(&self.containers);
         let containing_records = records
             .iter()
             .filter(|(_, record)| contains(record.as_ref()));
@@ -108,10 +103,7 @@ impl ServiceDirectory {
 
     /// The container that has this service's display names.
     pub fn find_by_identity(&self, service: &ServiceIdentity) -> Option<Arc<ContainerRecord>> {
-        let records = self
-            .containers
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
+        let records = lock(&self.containers);
         records
             .iter()
             .find(|(id, record)| !record.is_helper && record.identity(id) == *service)
@@ -135,18 +127,12 @@ impl ServiceDirectory {
 
     /// Whether no runtime has reported a container.
     pub fn is_empty(&self) -> bool {
-        self.containers
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_empty()
+        lock(&self.containers).is_empty()
     }
 
     /// Records a container; beyond the limit nothing is recorded.
     pub fn insert(&self, id: &str, record: ContainerRecord) {
-        let mut records = self
-            .containers
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut records = lock(&self.containers);
         if records.len() < MAX_CONTAINERS || records.contains_key(id) {
             records.insert(id.to_string(), Arc::new(record));
         }
@@ -156,10 +142,7 @@ impl ServiceDirectory {
 
     /// Forgets a container that was removed.
     pub fn remove(&self, id: &str) {
-        self.containers
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(id);
+        lock(&self.containers).remove(id);
         self.count_change();
     }
 
@@ -169,10 +152,7 @@ impl ServiceDirectory {
         let retained_records = retained_records
             .map(|(id, record)| (id, Arc::new(record)))
             .collect();
-        *self
-            .containers
-            .write()
-            .unwrap_or_else(PoisonError::into_inner) = retained_records;
+        *lock(&self.containers) = retained_records;
         self.count_change();
     }
 }

@@ -35,7 +35,6 @@ use crate::kernel::group_moves::GroupMoves;
 use crate::kernel::process_events::ProcessEventSubscription;
 use crate::kernel::{KeptFile, Kernel, ThreadKey, ThreadStat, is_gone};
 use crate::sense::births::BirthLedger;
-use crate::sense::group_trust::GroupTrust;
 use crate::sense::process_properties::{
     KnownProperties, PropertyReader, RuleProperties, read_own_service,
 };
@@ -347,13 +346,7 @@ impl TaskTable {
             .clone();
         let group_schedule = self.update_group_schedule();
         let directory = self.directory.clone();
-        let reader = PropertyReader {
-            kernel,
-            rules,
-            directory: &directory,
-            own_service: own_service.as_ref(),
-            group_trust: GroupTrust::new(kernel),
-        };
+        let reader = PropertyReader::new(kernel, rules, &directory, own_service.as_ref());
         for pid in self.processes.keys().copied().collect::<Vec<_>>() {
             if self.is_match_due(&reader, pid, group_schedule) {
                 self.rematch(&reader, pid);
@@ -771,13 +764,7 @@ impl TaskTable {
             .get_or_insert_with(|| read_own_service(kernel))
             .clone();
         let directory = self.directory.clone();
-        let reader = PropertyReader {
-            kernel,
-            rules,
-            directory: &directory,
-            own_service: own_service.as_ref(),
-            group_trust: GroupTrust::new(kernel),
-        };
+        let reader = PropertyReader::new(kernel, rules, &directory, own_service.as_ref());
         for (pid, old_process) in previous_processes {
             self.examine(&reader, pid, kernel.run_time_ns(pid).ok());
             if let Some(new_process) = self

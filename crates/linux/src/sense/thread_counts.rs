@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::kernel::text_files::field;
 use crate::kernel::{Kernel, ThreadStat};
 
 /// Time on a processor so far.
@@ -38,7 +39,8 @@ pub(crate) fn read_calls(kernel: &dyn Kernel, pid: i32, tid: i32) -> Option<u64>
     let text = kernel
         .read(Path::new(&format!("/proc/{pid}/task/{tid}/io")))
         .ok()?;
-    Some(parse_field(&text, "syscr:")?.saturating_add(parse_field(&text, "syscw:")?))
+    let count = |name| field(&text, name)?.parse::<u64>().ok();
+    Some(count("syscr")?.saturating_add(count("syscw")?))
 }
 
 /// Voluntary context switches of a thread so far.
@@ -46,10 +48,5 @@ pub(crate) fn read_waits(kernel: &dyn Kernel, pid: i32, tid: i32) -> Option<u64>
     let text = kernel
         .read(Path::new(&format!("/proc/{pid}/task/{tid}/status")))
         .ok()?;
-    parse_field(&text, "voluntary_ctxt_switches:")
-}
-
-fn parse_field(text: &str, name: &str) -> Option<u64> {
-    text.lines()
-        .find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+    field(&text, "voluntary_ctxt_switches")?.parse().ok()
 }

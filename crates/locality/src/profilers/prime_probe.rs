@@ -4,17 +4,17 @@
 //! Raw samples alternate between the task running beside the probe and the task kept off its CPU. The papers have no
 //! such probe, because their machines have counters. A sample counts only if the ping-pongs before and after it show
 //! that both CPUs share a cache: virtual CPUs may migrate, and a task on another cache evicts nothing. The result is
-//! the difference of the two 20 % trimmed means, so evictions by all other tasks cancel; its interval reflects the
-//! spread of both sides.
+//! the difference of the two 20 % trimmed means, so evictions by all other tasks cancel; it may be negative by chance, and
+//! its interval holds 95 % by the spread of both sides.
 
 use cachemate_core::{
     Estimate, EvidenceKind, Fact, FactSource, Observation, PrimeProbeSample, ProbeEvidence,
-    Profiler, Profiles,
+    Profiler, Profiles, student_bound,
 };
 
 use super::{PerTask, RunningStats, probe_evidence};
 
-/// Fills `intensity`: the share of the probe's lines that the task evicts during one wait, from 0 to 1.
+/// Fills `intensity`: the share of the probe's lines that the task evicts during one wait, up to 1.
 #[derive(Clone, Debug)]
 pub struct PrimeProbeProfiler {
     /// Ping-pong round trips shorter than this are within one cache.
@@ -98,15 +98,11 @@ impl Profiler for PrimeProbeProfiler {
 }
 
 fn estimate_difference(running_shares: &[f64], idle_shares: &[f64]) -> Option<Estimate> {
-    let (running_mean, idle_mean) = (
-        trimmed_estimate(running_shares)?,
-        trimmed_estimate(idle_shares)?,
-    );
+    let running_mean = trimmed_estimate(running_shares)?;
+    let idle_mean = trimmed_estimate(idle_shares)?;
     let value = running_mean.value - idle_mean.value;
-    let (running_error, idle_error) = (
-        running_mean.high - running_mean.value,
-        idle_mean.high - idle_mean.value,
-    );
+    let running_error = running_mean.high - running_mean.value;
+    let idle_error = idle_mean.high - idle_mean.value;
     let error = libm::sqrt(running_error * running_error + idle_error * idle_error);
     Some(Estimate {
         value,
@@ -115,25 +111,38 @@ fn estimate_difference(running_shares: &[f64], idle_shares: &[f64]) -> Option<Es
     })
 }
 
-/// Returns the 20 % trimmed mean, which omits the lowest and the highest fifth of the values; `None` if there are too
-/// few.
+/// The 20 % trimmed mean, which omits the lowest and the highest fifth of the values, with an interval that holds it in 95
+/// of 100 cases. The spread of the kept values alone would be too small, so it is that of all values with each omitted one
+/// replaced by the nearest kept one (Yuen, Biometrika 61, 1974). `None` if fewer than two values are kept.
 fn trimmed_estimate(values: &[f64]) -> Option<Estimate> {
     let mut sorted_values = values.to_vec();
     sorted_values.sort_by(f64::total_cmp);
     let trimmed_per_side = sorted_values.len() / 5;
-    let mut mean = RunningStats::default();
-    sorted_values
-        .get(trimmed_per_side..sorted_values.len() - trimmed_per_side)?
-        .iter()
-        .for_each(|value| mean.add(*value));
-    mean.estimate()
+    let kept_values = &sorted_values[trimmed_per_side..sorted_values.len() - trimmed_per_side];
+    let [lowest, .., highest] = *kept_values else {
+        return None;
+    };
+
+    let mut winsorized = RunningStats::default();
+    for value in &sorted_values {
+        winsorized.add(value.clamp(lowest, highest));
+    }
+    let kept_count = kept_values.len() as f64;
+    let value = kept_values.iter().sum::<f64>() / kept_count;
+    let variance = winsorized.squared_deviations / (kept_count * (kept_count - 1.0));
+    let error = student_bound(0.025, kept_count - 1.0) * libm::sqrt(variance);
+    Some(Estimate {
+        value,
+        low: value - error,
+        high: value + error,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::synthetic::*;
     use super::*;
-    use cachemate_core::TaskId;
+    use cachemate_core::{SplitMix64, TaskId};
 
     fn evicted_evidence(samples: &[(bool, u32, f64)]) -> ProbeEvidence {
         let sample = |&(beside, evicted, round_trip): &(bool, u32, f64)| PrimeProbeSample {
@@ -212,5 +221,25 @@ mod tests {
             &mut profiles,
         );
         assert_eq!(profiles[&TaskId(0)].contention.intensity, None);
+    }
+
+    /// Does the interval hold the difference in 95 of 100 experiments, whether they have ten samples or a hundred?
+    #[test]
+    fn the_interval_holds_the_difference_in_95_of_100_experiments() {
+        const EXPERIMENTS: u32 = 2_000;
+        let mut generator = SplitMix64::new(7);
+        // The sum of twelve uniform numbers is nearly normal, with a deviation of 1.
+        let mut draw = |mean: f64| mean + (0..12).map(|_| generator.draw_unit()).sum::<f64>() - 6.0;
+        for count in [10, 20, 100] {
+            let mut held = 0;
+            for _ in 0..EXPERIMENTS {
+                let running: Vec<f64> = (0..count).map(|_| draw(4.0)).collect();
+                let idle: Vec<f64> = (0..count).map(|_| draw(1.0)).collect();
+                let difference = estimate_difference(&running, &idle).unwrap();
+                held += u32::from((difference.low..=difference.high).contains(&3.0));
+            }
+            let share = f64::from(held) / f64::from(EXPERIMENTS);
+            assert!((0.935..0.975).contains(&share), "{count} samples: {share}");
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! kernel's published rules: the run time of a process on each last-level cache is counted with a half-life of one
 //! epoch. The cache with the most run time is preferred, and another one replaces it only with more than twice as much.
 //! Threads are gathered on the preferred cache unless that would overload it. A process is not gathered if it has one
-//! thread, runs more threads than the cache has CPUs, or touches more memory than fits the cache.
+//! thread, runs more threads than the cache has cores, or touches more memory than fits the cache.
 //!
 //! Properties: no counter is needed. Here, gathering sets an affinity, whereas the kernel's balancer only prefers a
 //! cache; a thread that the rule excludes is unrestricted. The footprint is the resident memory. It counts only if

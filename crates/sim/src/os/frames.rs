@@ -10,9 +10,11 @@
 //! and CPUs draw them in batches, as with per-CPU page lists. Colored requests go to per-CPU lists per color (CP 4.4.1,
 //! the second version: colored lists that are refilled until the color is found, so that no `MaxTry` is needed).
 //!
-//! Properties: no frame is allocated twice. As long as any frame is free, a request succeeds. A colored request gets an
-//! allowed color as long as one is free anywhere, from local memory first. The same seed gives the same order. Memory
-//! for the lists is proportional to the frames drawn, not to the machine's memory.
+//! Properties: no frame is allocated twice. As long as any frame is free, a request for one frame succeeds. A colored
+//! request gets an allowed color as long as one is free anywhere, from local memory first. A request for contiguous frames
+//! fails if the blocks that it looks through have no such run: frames in the lists of CPUs, where freed frames go, are
+//! never joined again, as Linux joins only what is back in the buddy lists. The same seed gives the same order. Memory for
+//! the lists is proportional to the frames drawn, not to the machine's memory.
 
 use cachemate_core::{IndexSet, SplitMix64};
 
@@ -21,8 +23,11 @@ const BLOCK_FRAMES: u32 = 1 << BLOCK_ORDER;
 const BLOCK_ORDER: u32 = 10;
 /// Number of blocks whose pieces are shuffled together.
 const BLOCKS_PER_SHUFFLE: usize = 8;
-/// Number of frames that a CPU draws from the buddy lists at once (the default batch of Linux).
+/// Number of frames that a CPU draws from the buddy lists at once: the batch of Linux until 2018. Later ones draw 63 where a
+/// zone has a gigabyte or more, so that the runs of neighboring frames of a CPU are longer there.
 const BATCH_FRAMES: usize = 31;
+/// Number of times that a request for contiguous frames cuts further blocks.
+const MAX_RUN_REFILLS: u32 = 64;
 
 /// Options of the frame allocator.
 #[derive(Clone, Copy, Debug)]
@@ -166,7 +171,7 @@ impl FrameAllocator {
     /// Allocates `pages` contiguous frames, aligned to their number, and returns the first one.
     ///
     /// `pages` is a power of two, at most 1024. All frames have allowed colors, which are therefore adjacent (CP
-    /// 4.4.1). `None` if free memory has no such run.
+    /// 4.4.1). `None` if no node has such a run in its buddy lists, as far as [`MAX_RUN_REFILLS`] refills show.
     pub fn take_run(
         &mut self,
         cpu: u32,
@@ -364,7 +369,7 @@ impl FrameAllocator {
             let scanned_pieces = std::mem::take(&mut self.nodes[node as usize].pieces);
             let has_pieces = self.refill_pieces(node);
             self.nodes[node as usize].pieces.extend(scanned_pieces);
-            if !has_pieces || refill_count > 64 {
+            if !has_pieces || refill_count > MAX_RUN_REFILLS {
                 return None;
             }
         }

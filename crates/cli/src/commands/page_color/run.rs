@@ -73,9 +73,7 @@ impl ColorRunArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let mask = color_mask(&self.colors)
             .ok_or_else(|| UsageError("--colors: found no color, or one above 63".into()))?;
-        migration::measure_page_move_ns_with_frames().map_err(|unusable| {
-            anyhow::anyhow!("{} (remedy: {})", unusable.reason, unusable.remedy)
-        })?;
+        migration::measure_page_move_ns_with_frames()?;
         let color_count = ensure_color_count(session)?;
         if self.colors.iter().any(|color| color >= color_count) {
             bail!(UsageError(format!(

@@ -182,14 +182,11 @@ fn unmanaged_children_lose_inherited_settings() {
     let mut bench = Bench::new(&[5]);
     bench.step(&[(0, "1")]);
     let key = bench.tasks.tasks()[0].thread;
-    let idle = DesiredState {
-        item: PlanItem::Gangs(0),
-        object: JournalObject::Policy {
-            pid: 5,
-            thread: key,
-        },
-        state: ObjectState::Policy(5),
+    let object = JournalObject::Policy {
+        pid: 5,
+        thread: key,
     };
+    let idle = DesiredState::journaled(object, ObjectState::Policy(5));
     bench
         .actuator
         .journal_originals(&bench.host, &[idle])
@@ -282,11 +279,7 @@ fn a_thread_with_a_reused_id_is_not_changed_or_journaled() {
         pid: 5,
         thread: key,
     };
-    let wanted = DesiredState {
-        item: PlanItem::Plan,
-        object,
-        state: ObjectState::Cpus("1".parse().unwrap()),
-    };
+    let wanted = DesiredState::journaled(object, ObjectState::Cpus("1".parse().unwrap()));
     bench
         .actuator
         .journal_originals(&bench.host, &[wanted])

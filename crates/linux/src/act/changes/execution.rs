@@ -10,10 +10,10 @@ use cachemate_core::{
     RefusedItem, TaskId, refused_items, run,
 };
 
-use super::object_changes::{ObjectChange, object_changes};
+use super::object_changes::object_changes;
 use super::snapshot::HostSnapshot;
 use crate::act::actuator::{Actuator, ApplyReport};
-use crate::act::desired_state::refusal;
+use crate::act::desired_state::{DesiredState, refusal};
 use crate::act::resctrl::WayController;
 use crate::act::thread_rotation::ThreadRotation;
 use crate::kernel::{Kernel, ThreadKey, is_gone, lock};
@@ -55,7 +55,7 @@ pub(crate) struct Execution<'a, L> {
     snapshot: &'a HostSnapshot,
     changes: &'a [Change],
     /// Steps of each change whose originals are in the journal.
-    journaled_steps: BTreeMap<ChangeId, Vec<ObjectChange>>,
+    journaled_steps: BTreeMap<ChangeId, Vec<DesiredState>>,
     report: ApplyReport,
 }
 
@@ -254,7 +254,7 @@ impl<'a, L: KernelLender> Execution<'a, L> {
     fn write(
         &mut self,
         item: &PlanItem,
-        step: &ObjectChange,
+        step: &DesiredState,
     ) -> Result<Option<ObjectState>, RefusedItem> {
         let actuator = &self.context.actuator;
         let set_result = self
@@ -300,7 +300,7 @@ fn prepare_steps(
     change: &Change,
     snapshot: &HostSnapshot,
     ways: Option<&WayController>,
-) -> io::Result<(Vec<ObjectChange>, Vec<journal::IntendedChange>)> {
+) -> io::Result<(Vec<DesiredState>, Vec<journal::IntendedChange>)> {
     let steps = object_changes(kernel, change, snapshot, ways)?;
     let mut intended_changes = Vec::new();
     for step in &steps {

@@ -6,27 +6,11 @@ use cachemate_core::{Change, ChangeKind, ColorAssignment, PageMigration};
 
 use super::snapshot::{HostSnapshot, nice_value};
 use crate::act::colors::agents::{color_mask, target_text};
+use crate::act::desired_state::DesiredState;
 use crate::act::resctrl::WayController;
 use crate::kernel::scheduling::EXT;
 use crate::kernel::{Kernel, none_if_missing};
 use crate::safety::journal::{JournalObject, ObjectState};
-
-/// One object that a change concerns.
-#[derive(Clone, PartialEq, Debug)]
-pub(super) struct ObjectChange {
-    pub object: JournalObject,
-    pub state: ObjectState,
-    /// False if the object is only journaled here, because the kernel or the gang runner changes it.
-    pub must_write: bool,
-}
-
-fn object_write(object: JournalObject, state: ObjectState) -> ObjectChange {
-    ObjectChange {
-        object,
-        state,
-        must_write: true,
-    }
-}
 
 fn invalid_input(subject: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, subject)
@@ -41,7 +25,7 @@ pub(super) fn object_changes(
     change: &Change,
     snapshot: &HostSnapshot,
     ways: Option<&WayController>,
-) -> io::Result<Vec<ObjectChange>> {
+) -> io::Result<Vec<DesiredState>> {
     let find_thread = |task| {
         let known_thread = snapshot.threads.get(&task).copied();
         known_thread.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))
@@ -50,7 +34,7 @@ pub(super) fn object_changes(
     Ok(match &change.kind {
         ChangeKind::Affinity { task, to, .. } => {
             let thread = find_thread(*task)?;
-            vec![object_write(
+            vec![DesiredState::written(
                 JournalObject::Affinity {
                     pid: thread.pid,
                     thread: thread.key,
@@ -61,7 +45,7 @@ pub(super) fn object_changes(
         ChangeKind::Weight { task, to, .. } => {
             let thread = find_thread(*task)?;
             let nice = ObjectState::Nice(nice_value(*to, thread.original_nice));
-            vec![object_write(
+            vec![DesiredState::written(
                 JournalObject::Nice {
                     pid: thread.pid,
                     thread: thread.key,
@@ -75,14 +59,8 @@ pub(super) fn object_changes(
                 .get(group)
                 .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
             let pending_states = snapshot.pending_states.get(group).into_iter().flatten();
-            let journal_only_step =
-                |desired_state: &crate::act::desired_state::DesiredState| ObjectChange {
-                    object: desired_state.object.clone(),
-                    state: desired_state.state.clone(),
-                    must_write: false,
-                };
-            let mut steps: Vec<ObjectChange> = pending_states.map(journal_only_step).collect();
-            steps.push(object_write(
+            let mut steps: Vec<DesiredState> = pending_states.cloned().collect();
+            steps.push(DesiredState::written(
                 JournalObject::File { path: path.clone() },
                 ObjectState::Text(to.to_string()),
             ));
@@ -90,14 +68,14 @@ pub(super) fn object_changes(
         }
         ChangeKind::CreateClass { class, limits } => {
             let ways = require_ways()?;
-            let mut steps = vec![object_write(
+            let mut steps = vec![DesiredState::written(
                 JournalObject::Directory {
                     path: ways.group_path(*class),
                 },
                 ObjectState::Present,
             )];
             if !limits.is_empty() {
-                steps.push(object_write(
+                steps.push(DesiredState::written(
                     ways.schemata_object(*class),
                     ways.schemata_state(kernel, snapshot, *class, limits)?,
                 ));
@@ -106,7 +84,7 @@ pub(super) fn object_changes(
         }
         ChangeKind::Schemata { class, to, .. } => {
             let ways = require_ways()?;
-            vec![object_write(
+            vec![DesiredState::written(
                 ways.schemata_object(*class),
                 ways.schemata_state(kernel, snapshot, *class, to)?,
             )]
@@ -122,10 +100,10 @@ pub(super) fn object_changes(
                     .cloned()
                     .unwrap_or_else(|| ObjectState::Group("/".into())),
             };
-            vec![object_write(object, state)]
+            vec![DesiredState::written(object, state)]
         }
         ChangeKind::RemoveClass { class, .. } => {
-            vec![object_write(
+            vec![DesiredState::written(
                 JournalObject::Directory {
                     path: require_ways()?.group_path(*class),
                 },
@@ -137,7 +115,7 @@ pub(super) fn object_changes(
                 .color_files
                 .get(process)
                 .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-            vec![object_write(
+            vec![DesiredState::written(
                 JournalObject::File { path: path.clone() },
                 ObjectState::Text(target_file_text(to.as_ref())?),
             )]
@@ -160,17 +138,15 @@ pub(super) fn object_changes(
                     thread: thread.key,
                 };
                 if snapshot.has_gang_scheduler {
-                    steps.push(ObjectChange {
-                        object: object.clone(),
-                        state: ObjectState::Policy(EXT),
-                        must_write: false,
-                    });
+                    steps.push(DesiredState::journaled(
+                        object.clone(),
+                        ObjectState::Policy(EXT),
+                    ));
                 }
-                steps.push(ObjectChange {
+                steps.push(DesiredState::journaled(
                     object,
-                    state: scheduling.to_waiting().into(),
-                    must_write: false,
-                });
+                    scheduling.to_waiting().into(),
+                ));
             }
             steps.sort_by(|a, b| a.object.cmp(&b.object));
             steps.dedup();

@@ -7,33 +7,18 @@ use cachemate_agent::layout::PAGE_BYTES;
 use cachemate_agent::sys::{self, fault};
 
 use super::pool::PagePool;
+use crate::MissingFacility;
 
 /// Pages that are moved for the measurement.
 const MEASURED_PAGES: usize = 256;
 
-/// The reason why pages cannot be moved on this host, and the remedy.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct MigrationUnavailable {
-    /// The reason, as a sentence.
-    pub reason: String,
-    /// The remedy, as a sentence.
-    pub remedy: String,
+fn new_pool(pages: usize) -> Result<PagePool, MissingFacility> {
+    PagePool::new(pages)
+        .map_err(|error| MissingFacility::unusable(format!("memory: {error}"), Some("more memory")))
 }
 
-impl MigrationUnavailable {
-    pub(super) fn new(reason: impl Into<String>, remedy: impl Into<String>) -> Self {
-        MigrationUnavailable {
-            reason: reason.into(),
-            remedy: remedy.into(),
-        }
-    }
-    fn without_memory(error: io::Error) -> Self {
-        Self::new(format!("memory: {error}"), "more memory")
-    }
-}
-
-fn refuse_migration<T>(reason: impl Into<String>, remedy: &str) -> Result<T, MigrationUnavailable> {
-    Err(MigrationUnavailable::new(reason, remedy))
+fn refuse_migration<T>(reason: impl Into<String>, remedy: &str) -> Result<T, MissingFacility> {
+    Err(MissingFacility::unusable(reason, Some(remedy)))
 }
 
 /// The same as [`measure_page_move_ns`], for callers that color programs themselves and therefore must read the frames
@@ -41,8 +26,8 @@ fn refuse_migration<T>(reason: impl Into<String>, remedy: &str) -> Result<T, Mig
 ///
 /// # Errors
 /// The missing prerequisite, with its remedy.
-pub fn measure_page_move_ns_with_frames() -> Result<f64, MigrationUnavailable> {
-    let pool = PagePool::new(1).map_err(MigrationUnavailable::without_memory)?;
+pub fn measure_page_move_ns_with_frames() -> Result<f64, MissingFacility> {
+    let pool = new_pool(1)?;
     if pool.read_frames()[0].is_none() {
         return refuse_migration(
             "frame numbers are hidden from this user",
@@ -57,17 +42,14 @@ pub fn measure_page_move_ns_with_frames() -> Result<f64, MigrationUnavailable> {
 ///
 /// # Errors
 /// The missing prerequisite, with its remedy.
-pub fn measure_page_move_ns() -> Result<f64, MigrationUnavailable> {
+pub fn measure_page_move_ns() -> Result<f64, MissingFacility> {
     if !cfg!(target_arch = "x86_64") {
         return refuse_migration("pages are colored on x86-64 only", "an x86-64 host");
     }
-    let program_pool =
-        PagePool::new(MEASURED_PAGES).map_err(MigrationUnavailable::without_memory)?;
-    let fresh_pool = PagePool::new(MEASURED_PAGES).map_err(MigrationUnavailable::without_memory)?;
-    let parking_pool = PagePool::new(1).map_err(MigrationUnavailable::without_memory)?;
-    // SAFETY: no memory is passed. Close-on-exec, non-blocking; faults in kernel mode are handled as well, because a
-    // program's read(2) into fresh memory would fail otherwise.
-    let fault_fd = unsafe { sys::call(sys::USERFAULTFD, [0o2_004_000, 0, 0, 0, 0, 0]) };
+    let program_pool = new_pool(MEASURED_PAGES)?;
+    let fresh_pool = new_pool(MEASURED_PAGES)?;
+    let parking_pool = new_pool(1)?;
+    let fault_fd = fault::open();
     if fault_fd < 0 {
         let reason = format!(
             "userfaultfd: {}",
@@ -155,7 +137,7 @@ mod tests {
         match measure_page_move_ns() {
             Ok(cost_ns) => assert!(cost_ns > 0.0),
             Err(unusable) => {
-                assert!(!unusable.reason.is_empty() && !unusable.remedy.is_empty());
+                assert!(!unusable.reason.is_empty() && unusable.remedy.is_some());
                 crate::skip_test::report_unchecked("moving pages", unusable.reason);
             }
         }

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use cachemate_core::{Cache, CacheId, PartitionSupport, Topology};
 
-use migration::MigrationUnavailable;
+use crate::MissingFacility;
+use crate::kernel::{Kernel, LinuxHost};
 
 pub mod agents;
 pub mod chase;
@@ -65,10 +66,7 @@ impl ColorError {
 
 /// The kernel's id of this boot; empty if the kernel does not report it.
 pub fn boot_id() -> String {
-    cachemate_files::read_text_limited(std::path::Path::new("/proc/sys/kernel/random/boot_id"), 64)
-        .unwrap_or_default()
-        .trim()
-        .to_string()
+    LinuxHost::new("/").boot_id().unwrap_or_default()
 }
 
 /// Caches that colors divide on this host, according to a discovery since its boot; otherwise, why there are none. The
@@ -78,20 +76,21 @@ pub fn boot_id() -> String {
 /// The reason, with its remedy.
 pub fn survey_partitions(
     topology: &Topology,
-) -> Result<Vec<(CacheId, PartitionSupport)>, MigrationUnavailable> {
+) -> Result<Vec<(CacheId, PartitionSupport)>, MissingFacility> {
     let discover_command = "cachemate page-color discover";
-    let map = match map::ColorMap::open_for_host(Path::new(reference_set::BASE)) {
+    let no_colors = |reason: String, remedy: &str| MissingFacility::unusable(reason, Some(remedy));
+    let base = Path::new(reference_set::BASE);
+    let map = match map::ColorMap::open_for_host(base) {
         Err(ColorError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            let base = Path::new(reference_set::BASE);
             return Err(match refusal::last_refusal(base) {
-                Some(refusal) => MigrationUnavailable::new(
+                Some(refusal) => no_colors(
                     refusal.describe(),
-                    format!(
+                    &format!(
                         "none is known; {discover_command} tries again, best in a quiet moment"
                     ),
                 ),
-                None => MigrationUnavailable::new(
-                    "no colors are known on this host yet",
+                None => no_colors(
+                    "no colors are known on this host yet".to_string(),
                     discover_command,
                 ),
             });
@@ -101,15 +100,13 @@ pub fn survey_partitions(
                 "root; where {} is another user's: remove it, then {discover_command}",
                 reference_set::BASE
             );
-            return Err(MigrationUnavailable::new(source.to_string(), remedy));
+            return Err(no_colors(source.to_string(), &remedy));
         }
-        other => {
-            other.map_err(|error| MigrationUnavailable::new(error.to_string(), discover_command))?
-        }
+        other => other.map_err(|error| no_colors(error.to_string(), discover_command))?,
     };
     if map.boot_id != boot_id() {
-        return Err(MigrationUnavailable::new(
-            "colors were discovered before the last boot",
+        return Err(no_colors(
+            "colors were discovered before the last boot".to_string(),
             discover_command,
         ));
     }

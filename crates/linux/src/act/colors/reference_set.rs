@@ -13,6 +13,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use cachemate_agent::layout::{PAGE_BYTES, ReferenceSetHeader};
+use cachemate_agent::ledger::Ledger;
 use cachemate_agent::timing::{Calibration, ReferenceSet};
 use cachemate_files::{DirAccess, TrustedDir};
 use rustix::fs::OFlags;
@@ -347,10 +348,19 @@ impl ColorClasses<'_> {
 
 const LEDGER: &str = "ledger";
 
-/// Known colors of the host's frames: one byte each.
+/// The ledger of this host, mapped.
 #[derive(Debug)]
 pub struct FrameLedger {
-    mapping: MemoryMap,
+    ledger: Ledger,
+    _mapping: MemoryMap,
+}
+
+impl std::ops::Deref for FrameLedger {
+    type Target = Ledger;
+
+    fn deref(&self) -> &Ledger {
+        &self.ledger
+    }
 }
 
 impl FrameLedger {
@@ -369,34 +379,13 @@ impl FrameLedger {
         if (file.metadata().map_err(io_error)?.len() as usize) < frame_count {
             file.set_len(frame_count as u64).map_err(io_error)?; // a hole: memory is taken only where frames are known
         }
+        let mapping = MemoryMap::of_file(&file, frame_count, true).map_err(io_error)?;
+        // SAFETY: the result contains both the mapping and the ledger, so they are dropped together.
+        let ledger = unsafe { Ledger::new(mapping.start(), mapping.bytes()) };
         Ok(FrameLedger {
-            mapping: MemoryMap::of_file(&file, frame_count, true).map_err(io_error)?,
+            ledger,
+            _mapping: mapping,
         })
-    }
-
-    fn entry(&self, frame: u64) -> Option<&std::sync::atomic::AtomicU8> {
-        // SAFETY: inside the mapping, which is shared between processes: only ever accessed atomically.
-        ((frame as usize) < self.mapping.bytes()).then(|| unsafe {
-            std::sync::atomic::AtomicU8::from_ptr(self.mapping.start().add(frame as usize))
-        })
-    }
-
-    /// Color of a frame, if it was ever classified.
-    pub fn color(&self, frame: u64) -> Option<u32> {
-        let byte = self
-            .entry(frame)?
-            .load(std::sync::atomic::Ordering::Relaxed);
-        byte.checked_sub(1).map(u32::from)
-    }
-
-    /// Records the color of a frame; `None` erases an earlier entry, because the frame fits no color.
-    pub fn record(&self, frame: u64, color: Option<u32>) {
-        if let Some(byte) = self.entry(frame) {
-            byte.store(
-                color.map_or(0, |color| color as u8 + 1),
-                std::sync::atomic::Ordering::Relaxed,
-            );
-        }
     }
 }
 

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::GangSchedule;
-use cachemate_gangs::{ScheduledTask, ScheduledTurn, SchedulerPlan, VERSION};
+use cachemate_gangs::{
+    ScheduledTask, ScheduledTurn, SchedulerPlan, VERSION, WAIT_BEYOND_ROTATIONS_MS,
+};
 
 use super::NumberedCache;
 use crate::act::thread_rotation::ThreadRotation;
@@ -16,8 +18,6 @@ pub const MAX_GANGS: usize = 30;
 const ACCEPTED_TURN_US: std::ops::RangeInclusive<u64> = 1_000..=1_000_000;
 /// The scheduler's value for a weight of 1.0.
 const NOMINAL_WEIGHT: f64 = 100.0;
-/// A task's maximum wait beyond two rotations.
-const WAIT_BEYOND_ROTATIONS_MS: u64 = 100;
 
 /// A thread, with its original scheduling parameters.
 pub(crate) type GangMember = (ThreadKey, SchedParams);

@@ -4,7 +4,7 @@
 //! resctrl says which: `50` is half of a core's requests on Intel, 50 MiB/s there with the option `mba_MBps`, and 6.25 GB/s
 //! on AMD. Method: the mount's options tell `mba_MBps`; the processor's vendor tells AMD; and where the vendor is unknown,
 //! a number above 100 cannot be a percentage. Properties: read-only; a resource with unexpected content is left out, with
-//! an error that names the file, and the ways of caches are divided without it.
+//! an error that names the file or the line, and the ways of caches are divided without it.
 //!
 //! Kernel documentation: Documentation/filesystems/resctrl.rst, "Memory bandwidth Allocation".
 
@@ -14,8 +14,10 @@ use std::path::Path;
 use cachemate_core::{BandwidthSupport, BandwidthUnit, CacheId, CacheLevel};
 
 use super::masks::Schemata;
-use super::mount::{ResctrlUnavailable, has_mount_option, read_number, unavailable};
+use super::mount::{has_mount_option, read_number};
+use crate::MissingFacility;
 use crate::kernel::Kernel;
+use crate::kernel::text_files::field;
 use crate::sense::topology::HostTopology;
 
 /// The limit of a group without one on AMD, if no group shows it.
@@ -40,15 +42,10 @@ pub(super) fn read_bandwidth(
     mount: &Path,
     host: &HostTopology,
     root: &Schemata,
-) -> BTreeMap<String, Result<BandwidthResource, ResctrlUnavailable>> {
+) -> BTreeMap<String, Result<BandwidthResource, MissingFacility>> {
     let read_resource = |name: &str, levels: &BTreeMap<u32, u32>| {
         let dir = mount.join("info").join(name);
-        let require_number = |file: &str| {
-            let path = dir.join(file);
-            let problem =
-                || unavailable(format!("{}: expected a whole number", path.display()), None);
-            read_number(kernel, &path).ok_or_else(problem)
-        };
+        let require_number = |file: &str| read_number(kernel, &dir.join(file));
         let largest_level = levels.values().copied().max().unwrap_or(0);
         let unit = find_unit(kernel, largest_level);
         let (step, max_level) = match unit {
@@ -82,10 +79,17 @@ pub(super) fn read_bandwidth(
             limits_whole_cores: throttle_mode.trim() == "max",
         })
     };
-    let resources = root.levels.iter();
-    resources
-        .map(|(name, levels)| (name.clone(), read_resource(name, levels)))
-        .collect()
+    let resources = root.levels.iter().map(|(name, levels)| {
+        let resource = match levels {
+            Ok(levels) => read_resource(name, levels),
+            Err(problem) => Err(MissingFacility::unusable(
+                format!("{}/{problem}", mount.display()),
+                None,
+            )),
+        };
+        (name.clone(), resource)
+    });
+    resources.collect()
 }
 
 fn find_unit(kernel: &dyn Kernel, largest_level: u32) -> BandwidthUnit {
@@ -93,11 +97,7 @@ fn find_unit(kernel: &dyn Kernel, largest_level: u32) -> BandwidthUnit {
         return BandwidthUnit::MebibytesPerSecond;
     }
     let text = kernel.read(Path::new("/proc/cpuinfo")).unwrap_or_default();
-    let vendor = text
-        .lines()
-        .find_map(|line| line.strip_prefix("vendor_id")?.split_once(':'))
-        .map(|(_, vendor)| vendor.trim());
-    match vendor {
+    match field(&text, "vendor_id") {
         Some("AuthenticAMD" | "HygonGenuine") => BandwidthUnit::EighthsOfGigabytePerSecond,
         _ if largest_level > 100 => BandwidthUnit::EighthsOfGigabytePerSecond,
         _ => BandwidthUnit::Percent,

@@ -10,6 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::masks::Schemata;
 use super::mount::mount_point;
 use crate::kernel::group_dirs::remove_group;
 use crate::kernel::{Kernel, ThreadKey, none_if_missing};
@@ -35,6 +36,25 @@ pub fn list_groups(kernel: &dyn Kernel, mount: &Path) -> io::Result<Vec<String>>
             && kernel.read(&mount.join(name).join("schemata")).is_ok()
     });
     Ok(names)
+}
+
+/// Directories of all groups that have masks of their own, the root group first.
+///
+/// # Errors
+/// The mount cannot be listed.
+pub fn group_dirs(kernel: &dyn Kernel, mount: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut dirs = vec![mount.to_path_buf()];
+    dirs.extend(
+        list_groups(kernel, mount)?
+            .iter()
+            .map(|name| mount.join(name)),
+    );
+    Ok(dirs)
+}
+
+/// The masks and limits of a group; `None` if they cannot be read.
+pub fn read_schemata(kernel: &dyn Kernel, group: &Path) -> Option<Schemata> {
+    Schemata::parse(&kernel.read(&group.join("schemata")).ok()?).ok()
 }
 
 /// Threads of a group.

@@ -21,7 +21,8 @@ use super::bandwidth::{BandwidthResource, read_bandwidth};
 use super::groups;
 use super::masks::{MEMORY_BANDWIDTH, Schemata, parse_domain_list, parse_mask, resource_level};
 use super::monitors::{CounterAssignment, read_counter_assignment};
-use super::mount::{ResctrlUnavailable, mount_point, read_number, unavailable};
+use super::mount::{mount_point, read_number};
+use crate::MissingFacility;
 use crate::kernel::{Kernel, none_if_missing};
 use crate::sense::topology::HostTopology;
 
@@ -86,11 +87,14 @@ pub struct Resctrl {
     pub other_group_count: u32,
     /// Limits of memory bandwidth, by resource (`MB`, or `SMBA` for slow memory), or the reason why a resource cannot be
     /// used; empty if there are none.
-    pub bandwidth: BTreeMap<String, Result<BandwidthResource, ResctrlUnavailable>>,
+    pub bandwidth: BTreeMap<String, Result<BandwidthResource, MissingFacility>>,
     /// Counters that the monitors have.
     pub counted_events: MonitoredEvents,
     /// Caches of the topology by domain of the monitors.
     pub monitored_caches: BTreeMap<u32, CacheId>,
+    /// Whether an L3 has several memory nodes (sub-NUMA clusters) of which the kernel knows nothing. Before Linux 6.11, a
+    /// monitor then shows a multiple of what one of them counted, so that no such cache counts as monitored.
+    pub has_unknown_clusters: bool,
     /// Number of groups that can be monitored at a time, including the root group; `None` if nothing is monitored.
     pub monitor_count: Option<u32>,
     /// Counters of traffic that are assigned to groups; `None` if every group has its own.
@@ -107,17 +111,20 @@ pub struct Resctrl {
 /// # Errors
 /// Resctrl is unsupported, not mounted, mounted read-only, or has a file with unexpected content: the reason, with its
 /// remedy.
-pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, ResctrlUnavailable> {
+pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, MissingFacility> {
     let mount = mount_point(kernel)?;
     let mut caches = Vec::new();
     let mut min_class_count = None;
     // Without control, as on processors that only monitor, no group has the file.
     let root_path = mount.join("schemata");
     let root_text = none_if_missing(kernel.read(&root_path))
-        .map_err(|error| unavailable(format!("{}: {error}", root_path.display()), None))?
+        .map_err(|error| {
+            MissingFacility::unusable(format!("{}: {error}", root_path.display()), None)
+        })?
         .unwrap_or_default();
-    let root_schemata = Schemata::parse(&root_text)
-        .map_err(|problem| unavailable(format!("{}/{problem}", mount.display()), None))?;
+    let root_schemata = Schemata::parse(&root_text).map_err(|problem| {
+        MissingFacility::unusable(format!("{}/{problem}", mount.display()), None)
+    })?;
     let mut has_io_class = false;
     for (resource, domains) in &root_schemata.masks {
         let dir = mount.join("info").join(resource);
@@ -173,23 +180,28 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
     caches.sort_by_key(|divided| divided.cache);
     let bandwidth = read_bandwidth(kernel, &mount, host, &root_schemata);
     // All resources use up the same classes, also one that cannot be used, and that of devices is the last one of them.
-    let class_counts = bandwidth
-        .keys()
-        .filter_map(|name| read_number(kernel, &mount.join("info").join(name).join("num_closids")));
+    let class_counts = bandwidth.keys().filter_map(|name| {
+        read_number(kernel, &mount.join("info").join(name).join("num_closids")).ok()
+    });
     let class_count = class_counts.chain(min_class_count).min().unwrap_or(0);
     let class_count = class_count.saturating_sub(u32::from(has_io_class));
-    let group_names = groups::list_groups(kernel, &mount)
-        .map_err(|error| unavailable(format!("{}: {error}", mount.display()), None))?;
+    let group_names = groups::list_groups(kernel, &mount).map_err(|error| {
+        MissingFacility::unusable(format!("{}: {error}", mount.display()), None)
+    })?;
     let other_group_count = group_names
         .iter()
         .filter(|name| !name.starts_with(groups::GROUP_PREFIX))
         .count() as u32;
     let counted_events = monitored_events(kernel, &mount);
-    let monitored_caches = monitored_domains(kernel, &mount, host);
+    let mut monitored_caches = monitored_domains(kernel, &mount, host);
+    let all_monitored = monitored_caches.len();
+    monitored_caches
+        .retain(|domain, cache| !has_unknown_clusters(kernel, &mount, *domain, host, *cache));
+    let has_unknown_clusters = monitored_caches.len() < all_monitored;
     let monitors = ["L3_MON", "PERF_PKG_MON"].map(|name| mount.join("info").join(name));
     let monitor_counts = monitors
         .iter()
-        .filter_map(|dir| read_number(kernel, &dir.join("num_rmids")));
+        .filter_map(|dir| read_number(kernel, &dir.join("num_rmids")).ok());
     let package_events = read_lines(kernel, &monitors[1].join("mon_features"));
     Ok(Resctrl {
         caches,
@@ -198,6 +210,7 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
         bandwidth,
         counted_events,
         monitored_caches,
+        has_unknown_clusters,
         monitor_count: monitor_counts.min(),
         counter_assignment: read_counter_assignment(kernel, &monitors[0]),
         package_events,
@@ -209,31 +222,24 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
 fn read_constraints(
     kernel: &dyn Kernel,
     dir: &Path,
-) -> Result<(MaskConstraints, u32), ResctrlUnavailable> {
-    let info_path = |name: &str| dir.join(name);
-    let mask = read_mask(kernel, &info_path("cbm_mask"));
-    let missing_file = |name: &str, expected: &str| {
-        unavailable(
-            format!("{}: expected {expected}", info_path(name).display()),
-            None,
-        )
-    };
-    let mask = mask
+) -> Result<(MaskConstraints, u32), MissingFacility> {
+    let mask_path = dir.join("cbm_mask");
+    let mask = read_mask(kernel, &mask_path)
         .filter(|mask| !mask.is_empty())
-        .ok_or_else(|| missing_file("cbm_mask", "a hexadecimal mask"))?;
-    let require_number = |name: &str| {
-        read_number(kernel, &info_path(name)).ok_or_else(|| missing_file(name, "a whole number"))
-    };
+        .ok_or_else(|| {
+            let reason = format!("{}: expected a hexadecimal mask", mask_path.display());
+            MissingFacility::unusable(reason, None)
+        })?;
     let ways = mask.iter().last().map_or(0, |last| last + 1);
     // Before Linux 6.6, the kernel does not report whether it accepts gaps; contiguous masks are accepted everywhere.
-    let must_be_contiguous = read_number(kernel, &info_path("sparse_masks")) != Some(1);
+    let must_be_contiguous = read_number(kernel, &dir.join("sparse_masks")) != Ok(1);
     let limits = MaskConstraints {
         ways,
-        min_ways: require_number("min_cbm_bits")?,
+        min_ways: read_number(kernel, &dir.join("min_cbm_bits"))?,
         must_be_contiguous,
         reserved_ways: IndexSet::default(),
     };
-    Ok((limits, require_number("num_closids")?))
+    Ok((limits, read_number(kernel, &dir.join("num_closids"))?))
 }
 
 /// The class of devices, and its ways by domain.
@@ -277,6 +283,28 @@ fn monitored_domains(
     domains
         .filter_map(|domain: u32| Some((domain, host.cache_of_domain(CacheLevel::L3, domain)?)))
         .collect()
+}
+
+/// Whether a cache has several memory nodes, and no monitor of each of them (`mon_sub_L3_00`).
+fn has_unknown_clusters(
+    kernel: &dyn Kernel,
+    mount: &Path,
+    domain: u32,
+    host: &HostTopology,
+    cache: CacheId,
+) -> bool {
+    let caches = &host.topology.caches;
+    let Some(cache) = caches.iter().find(|known| known.id == cache) else {
+        return false;
+    };
+    let own_cpus = host.topology.cpus.iter();
+    let nodes: BTreeSet<u32> = own_cpus
+        .filter(|cpu| cache.cpus.contains(cpu.id.0))
+        .map(|cpu| cpu.memory_node)
+        .collect();
+    let dir = mount.join(format!("mon_data/mon_L3_{domain:02}"));
+    let names = kernel.list(&dir).unwrap_or_default();
+    nodes.len() > 1 && !names.iter().any(|name| name.starts_with("mon_sub_L3_"))
 }
 
 /// The caches of packages that have one, by domain. The kernel numbers packages as the processors do, and the topology
@@ -383,10 +411,10 @@ impl Resctrl {
     ///
     /// # Errors
     /// No cache can be partitioned; the reason is included.
-    pub fn describe_ways(&self) -> Result<String, ResctrlUnavailable> {
+    pub fn describe_ways(&self) -> Result<String, MissingFacility> {
         let Some(first_cache) = self.caches.first() else {
             let remedy = "a processor with Intel CAT, AMD QoS or Arm MPAM";
-            return Err(unavailable(
+            return Err(MissingFacility::absent(
                 format!("{}: no cache can be divided", self.mount.display()),
                 Some(remedy),
             ));
@@ -419,10 +447,10 @@ impl Resctrl {
     ///
     /// # Errors
     /// There is none; the reason is included.
-    pub fn free_groups(&self) -> Result<u32, ResctrlUnavailable> {
+    pub fn free_groups(&self) -> Result<u32, MissingFacility> {
         let (classes, other_groups) = (self.class_count, self.other_group_count);
         match classes.saturating_sub(other_groups) {
-            0 | 1 => Err(unavailable(
+            0 | 1 => Err(MissingFacility::unusable(
                 format!(
                     "{}: {classes} classes of service, others hold {other_groups}, the root group has one",
                     self.mount.display()

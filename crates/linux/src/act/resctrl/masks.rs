@@ -35,8 +35,9 @@ pub fn format_mask(mask: &IndexSet) -> String {
 pub struct Schemata {
     /// Ways that the group may fill, by resource: `L3`, or `L3CODE` and `L3DATA`.
     pub masks: BTreeMap<String, BTreeMap<u32, IndexSet>>,
-    /// Limits of memory bandwidth, by resource: `MB`, or `SMBA` for slow memory (CXL). Their unit is the resource's.
-    pub levels: BTreeMap<String, BTreeMap<u32, u32>>,
+    /// Limits of memory bandwidth, by resource: `MB`, or `SMBA` for slow memory (CXL), in the unit of the resource; or what
+    /// is wrong with the line of a resource, which must not keep the ways from being used.
+    pub levels: BTreeMap<String, Result<BTreeMap<u32, u32>, String>>,
 }
 
 /// The resource that limits the bandwidth of ordinary memory.
@@ -48,8 +49,7 @@ impl Schemata {
     /// Parses the text of a schemata file.
     ///
     /// # Errors
-    /// A line of a cache or of a bandwidth does not have the form `L3:0=ff;1=ff` or `MB:0=100;1=50`; the error contains
-    /// the line.
+    /// A line of a cache does not have the form `L3:0=ff;1=ff`; the error contains the line.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut schemata = Schemata::default();
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -64,8 +64,8 @@ impl Schemata {
                 schemata.masks.insert(resource.to_string(), masks);
             } else if matches!(resource, MEMORY_BANDWIDTH | SLOW_MEMORY_BANDWIDTH) {
                 let parse_level = |level: &str| level.trim().parse().ok();
-                let levels = parse_domain_list(domains, parse_level)
-                    .ok_or_else(|| problem("MB:0=100;1=50"))?;
+                let levels =
+                    parse_domain_list(domains, parse_level).ok_or_else(|| problem("MB:0=100;1=50"));
                 schemata.levels.insert(resource.to_string(), levels);
             }
         }
@@ -74,16 +74,19 @@ impl Schemata {
 
     /// The limit of memory bandwidth behind a cache, in the unit of this machine.
     pub fn bandwidth_level(&self, domain: u32) -> Option<u32> {
-        self.levels.get(MEMORY_BANDWIDTH)?.get(&domain).copied()
+        let levels = self.levels.get(MEMORY_BANDWIDTH)?.as_ref().ok()?;
+        levels.get(&domain).copied()
     }
 
     /// Sets the limit of memory bandwidth behind a cache. Returns false if no resource limits it.
     pub fn set_bandwidth_level(&mut self, domain: u32, level: u32) -> bool {
-        let domains = self.levels.get_mut(MEMORY_BANDWIDTH);
-        domains
-            .and_then(|domains| domains.get_mut(&domain))
-            .map(|entry| *entry = level)
-            .is_some()
+        if let Some(Ok(levels)) = self.levels.get_mut(MEMORY_BANDWIDTH)
+            && let Some(entry) = levels.get_mut(&domain)
+        {
+            *entry = level;
+            return true;
+        }
+        false
     }
 
     /// The mask of a cache; if it is divided separately for code and data, the ways that either may fill.
@@ -124,7 +127,8 @@ impl fmt::Display for Schemata {
         let levels = self
             .levels
             .iter()
-            .map(|(resource, domains)| format_line(resource, domains, u32::to_string));
+            .filter_map(|(resource, levels)| Some((resource, levels.as_ref().ok()?)))
+            .map(|(resource, levels)| format_line(resource, levels, u32::to_string));
         let lines: Vec<String> = masks.chain(levels).collect();
         out.write_str(&lines.join("\n"))
     }
@@ -195,14 +199,25 @@ mod tests {
             "L2:0=ff;3=f\nL3CODE:0=ff;1=3\nL3DATA:0=f00;1=3\nMB:0=20;1=50\nSMBA:0=2048"
         );
         assert!(!schemata.set(CacheLevel::L4, 0, &"0".parse().unwrap()));
-        for (wrong, example) in [
-            ("L3:0=xyz", "L3:0=ff;1=ff"),
-            ("MB:0=max", "MB:0=100;1=50"),
-            ("MB:0=-1", "MB:0=100;1=50"),
-        ] {
+        assert_eq!(
+            Schemata::parse("L3:0=xyz").unwrap_err(),
+            "schemata: found 'L3:0=xyz', expected a line such as L3:0=ff;1=ff"
+        );
+    }
+
+    /// Does a bad line of bandwidth cost the limits of bandwidth only, and is it never written back?
+    #[test]
+    fn a_bad_line_of_bandwidth_leaves_the_ways() {
+        for wrong in ["MB:0=max", "MB:0=-1", "MB:0=100;1="] {
+            let mut schemata = Schemata::parse(&format!("L3:0=ff\n{wrong}")).unwrap();
+            assert_eq!(schemata.to_string(), "L3:0=ff");
+            assert_eq!(schemata.bandwidth_level(0), None);
+            assert!(!schemata.set_bandwidth_level(0, 50));
             assert_eq!(
-                Schemata::parse(wrong).unwrap_err(),
-                format!("schemata: found '{wrong}', expected a line such as {example}")
+                schemata.levels[MEMORY_BANDWIDTH],
+                Err(format!(
+                    "schemata: found '{wrong}', expected a line such as MB:0=100;1=50"
+                ))
             );
         }
     }

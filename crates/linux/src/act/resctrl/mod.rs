@@ -25,7 +25,6 @@ pub use masks::Schemata;
 pub use monitors::{
     CounterAssignment, MonitorGroup, assign_counters, describe_holders, list_monitor_groups,
 };
-pub use mount::ResctrlUnavailable;
 pub(crate) use mount::mount_point;
 pub(crate) use occupancy::missing_traffic;
 pub use ways::WayController;

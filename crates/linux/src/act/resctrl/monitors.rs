@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::groups::{GROUP_PREFIX, list_groups, read_members};
+use super::groups::{GROUP_PREFIX, group_dirs, read_members};
 use super::masks::parse_domain_list;
 use crate::kernel::{Kernel, none_if_missing};
 
@@ -48,9 +48,9 @@ pub(super) fn read_counter_assignment(
 /// The file of a group that assigns counters to its events.
 const ASSIGNMENTS_FILE: &str = "mbm_L3_assignments";
 /// All memory traffic of a group.
-const TOTAL_EVENT: &str = "mbm_total_bytes";
+pub(super) const TOTAL_EVENT: &str = "mbm_total_bytes";
 /// The traffic of a group with the memory of its own node.
-const LOCAL_EVENT: &str = "mbm_local_bytes";
+pub(super) const LOCAL_EVENT: &str = "mbm_local_bytes";
 
 /// Domains in which an event of a group has no counter; `None` if the file tells nothing about the event.
 fn unassigned_domains(kernel: &dyn Kernel, group: &Path, event: &str) -> Option<BTreeSet<u32>> {
@@ -138,9 +138,8 @@ impl MonitorGroup {
 /// The mount cannot be listed.
 pub fn list_monitor_groups(kernel: &dyn Kernel, mount: &Path) -> io::Result<Vec<MonitorGroup>> {
     let mut groups = Vec::new();
-    let classes = list_groups(kernel, mount)?;
-    for class in std::iter::once("").chain(classes.iter().map(String::as_str)) {
-        let class_dir = mount.join(class);
+    for class_dir in group_dirs(kernel, mount)? {
+        let class = class_dir.strip_prefix(mount).unwrap_or(&class_dir);
         let monitors = none_if_missing(kernel.list(&class_dir.join("mon_groups")))?;
         let monitor_dirs = monitors
             .into_iter()

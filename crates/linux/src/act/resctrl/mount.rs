@@ -2,15 +2,24 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::MissingFacility;
 use crate::kernel::Kernel;
+use crate::kernel::text_files::unescape;
 
-/// The number in a file of the mount; `None` if it has none.
-pub(super) fn read_number(kernel: &dyn Kernel, path: &Path) -> Option<u32> {
-    kernel.read(path).ok()?.trim().parse().ok()
+/// The number in a file of the mount, without which a facility cannot be used.
+pub(super) fn read_number(kernel: &dyn Kernel, path: &Path) -> Result<u32, MissingFacility> {
+    let number = kernel
+        .read(path)
+        .ok()
+        .and_then(|text| text.trim().parse().ok());
+    number.ok_or_else(|| {
+        let reason = format!("{}: expected a whole number", path.display());
+        MissingFacility::unusable(reason, None)
+    })
 }
 
 /// The mount point of the whole file system (a bind mount may show one group only); writable mounts are preferred.
-pub(crate) fn mount_point(kernel: &dyn Kernel) -> Result<PathBuf, ResctrlUnavailable> {
+pub(crate) fn mount_point(kernel: &dyn Kernel) -> Result<PathBuf, MissingFacility> {
     let mounts = kernel
         .read(Path::new("/proc/self/mountinfo"))
         .unwrap_or_default();
@@ -18,7 +27,7 @@ pub(crate) fn mount_point(kernel: &dyn Kernel) -> Result<PathBuf, ResctrlUnavail
     mounts.sort_by_key(|(read_only, _)| *read_only);
     match mounts.into_iter().next() {
         Some((false, mount)) => Ok(mount),
-        Some((true, mount)) => Err(unavailable(
+        Some((true, mount)) => Err(MissingFacility::unusable(
             format!("{}: mounted read-only", mount.display()),
             Some("remount it rw"),
         )),
@@ -27,17 +36,14 @@ pub(crate) fn mount_point(kernel: &dyn Kernel) -> Result<PathBuf, ResctrlUnavail
                 .read(Path::new("/proc/filesystems"))
                 .is_ok_and(|text| text.contains("resctrl"));
             Err(match is_supported {
-                true => unavailable(
+                true => MissingFacility::unusable(
                     "not mounted",
                     Some("mount -t resctrl resctrl /sys/fs/resctrl"),
                 ),
-                false => ResctrlUnavailable {
-                    is_supported: false,
-                    ..unavailable(
-                        "the kernel has no resctrl, or the processor no RDT/QoS",
-                        Some("bare metal with Intel RDT, AMD QoS or Arm MPAM"),
-                    )
-                },
+                false => MissingFacility::absent(
+                    "the kernel has no resctrl, or the processor no RDT/QoS",
+                    Some("bare metal with Intel RDT, AMD QoS or Arm MPAM"),
+                ),
             })
         }
     }
@@ -68,38 +74,4 @@ fn parse_mount_line(line: &str) -> Option<(bool, PathBuf)> {
     let is_read_only = has_read_only_option(mount_fields.get(5)?)
         || source_fields.nth(1).is_some_and(has_read_only_option);
     Some((is_read_only, PathBuf::from(unescape(mount_fields.get(4)?))))
-}
-
-/// Decodes a path, in which the kernel writes blanks, tabs, newlines and backslashes as `\ooo`.
-fn unescape(path: &str) -> String {
-    let escapes = [
-        ("\\040", " "),
-        ("\\011", "\t"),
-        ("\\012", "\n"),
-        ("\\134", "\\"),
-    ];
-    escapes
-        .iter()
-        .fold(path.to_string(), |path, (escape, character)| {
-            path.replace(escape, character)
-        })
-}
-
-pub(super) fn unavailable(reason: impl Into<String>, remedy: Option<&str>) -> ResctrlUnavailable {
-    ResctrlUnavailable {
-        reason: reason.into(),
-        remedy: remedy.map(str::to_string),
-        is_supported: true,
-    }
-}
-
-/// The reason why resctrl is unavailable, and the remedy.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ResctrlUnavailable {
-    /// The reason, as a sentence.
-    pub reason: String,
-    /// The remedy; `None` if none is known.
-    pub remedy: Option<String>,
-    /// Whether the kernel and the processor have resctrl at all.
-    pub is_supported: bool,
 }

@@ -14,15 +14,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use cachemate_core::{
-    CacheLevel, CacheShare, CounterEvent, EventCounts, IndexSet, StallCause, Units,
-};
+use cachemate_core::{CacheLevel, CacheShare, CounterEvent, IndexSet, StallCause, Units};
 
 use super::info::{IoAlloc, MonitoredEvents, ResctrlCache};
+use super::monitors::{LOCAL_EVENT, TOTAL_EVENT};
 use crate::kernel::Kernel;
 
-fn monitor_path(group: &Path, domain: u32, name: &str) -> PathBuf {
-    group.join(format!("mon_data/mon_L3_{domain:02}/{name}"))
+/// The directory of a group's counters in a last-level cache.
+pub fn cache_dir(group: &Path, domain: u32) -> PathBuf {
+    group.join(format!("mon_data/mon_L3_{domain:02}"))
 }
 
 /// The reason why a counter has no value.
@@ -71,7 +71,7 @@ pub fn read_counter<T: FromStr>(kernel: &dyn Kernel, path: &Path) -> Result<T, M
 
 /// Bytes of the last level that the group's lines occupy.
 pub fn occupancy_bytes(kernel: &dyn Kernel, group: &Path, domain: u32) -> Option<u64> {
-    read_counter(kernel, &monitor_path(group, domain, "llc_occupancy")).ok()
+    read_counter(kernel, &cache_dir(group, domain).join("llc_occupancy")).ok()
 }
 
 /// The reason why a group's traffic is unknown; `None` if it is known, or if traffic is not counted at all.
@@ -81,111 +81,83 @@ pub fn missing_traffic(
     domain: u32,
     counted_events: MonitoredEvents,
 ) -> Option<MissingReading> {
-    let path = monitor_path(group, domain, "mbm_total_bytes");
+    let path = cache_dir(group, domain).join(TOTAL_EVENT);
     counted_events
         .has_total_bytes
         .then(|| read_counter::<u64>(kernel, &path).err())
         .flatten()
 }
 
-/// Counters of a group in a package since the group's creation (`mon_PERF_PKG_00`).
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct PackageReadings {
-    /// Energy of the cores while they ran the group, in joules.
-    pub core_joules: Option<f64>,
-    /// Cycles without an instruction while a miss of the last level was outstanding.
-    pub miss_stall_cycles: Option<u64>,
+/// Counters of a group in a cache or a package since the group's creation. Those that have no value are missing.
+pub type Readings = BTreeMap<CounterEvent, u64>;
+
+/// The directory of a group's counters in a package.
+pub fn package_dir(group: &Path, package: u32) -> PathBuf {
+    group.join(format!("mon_data/mon_PERF_PKG_{package:02}"))
 }
 
-impl PackageReadings {
-    /// Reads those of a group and a package, as far as they are counted.
-    pub fn read(kernel: &dyn Kernel, group: &Path, package: u32) -> Self {
-        let path = |event| group.join(format!("mon_data/mon_PERF_PKG_{package:02}/{event}"));
-        let joules: Option<f64> = read_counter(kernel, &path("core_energy")).ok();
-        PackageReadings {
-            core_joules: joules.filter(|joules| joules.is_finite() && *joules >= 0.0),
-            miss_stall_cycles: read_counter(kernel, &path("stalls_llc_miss")).ok(),
-        }
-    }
-
-    /// The events since `earlier`; a counter that was reset between the two is absent.
-    pub fn counts_since(self, earlier: PackageReadings) -> EventCounts {
-        let joules = self.core_joules.zip(earlier.core_joules);
-        let microjoules = joules
-            .map(|(now, before)| (now - before) * 1e6)
-            .filter(|count| *count >= 0.0);
-        let stalls = self.miss_stall_cycles.zip(earlier.miss_stall_cycles);
-        let stalls = stalls.and_then(|(now, before)| now.checked_sub(before));
-        EventCounts::exact(
-            [
-                (
-                    CounterEvent::CoreEnergyMicrojoules,
-                    microjoules.map(|count| count.round() as u64),
-                ),
-                (CounterEvent::StallCycles(StallCause::LocalMemory), stalls),
-            ]
+/// Energy of the cores while they ran the group, and cycles without an instruction while a miss of the last level was
+/// outstanding, from the directory of a package.
+pub fn read_package(kernel: &dyn Kernel, package_dir: &Path) -> Readings {
+    let joules: Option<f64> = read_counter(kernel, &package_dir.join("core_energy")).ok();
+    let joules = joules.filter(|joules| joules.is_finite() && *joules >= 0.0);
+    let stalls = read_counter(kernel, &package_dir.join("stalls_llc_miss")).ok();
+    let energy = joules.map(|joules| (joules * 1e6).round() as u64);
+    Readings::from_iter(
+        energy
+            .map(|microjoules| (CounterEvent::CoreEnergyMicrojoules, microjoules))
             .into_iter()
-            .filter_map(|(event, count)| Some((event, count?))),
-        )
-    }
+            .chain(
+                stalls.map(|cycles| (CounterEvent::StallCycles(StallCause::LocalMemory), cycles)),
+            ),
+    )
 }
 
-/// Traffic since the group's creation, as the monitors count it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Traffic {
-    pub total_bytes: Option<u64>,
-    pub local_bytes: Option<u64>,
+/// Memory traffic from the directory of a cache, as far as the monitors count it.
+pub fn read_traffic(
+    kernel: &dyn Kernel,
+    cache_dir: &Path,
+    counted_events: MonitoredEvents,
+) -> Readings {
+    let events = [
+        (
+            counted_events.has_total_bytes,
+            TOTAL_EVENT,
+            CounterEvent::MemoryBytes,
+        ),
+        (
+            counted_events.has_local_bytes,
+            LOCAL_EVENT,
+            CounterEvent::LocalMemoryBytes,
+        ),
+    ];
+    let counted = events.into_iter().filter(|(is_counted, ..)| *is_counted);
+    counted
+        .filter_map(|(_, name, event)| {
+            Some((event, read_counter(kernel, &cache_dir.join(name)).ok()?))
+        })
+        .collect()
 }
 
-impl Traffic {
-    pub fn read(
-        kernel: &dyn Kernel,
-        group: &Path,
-        domain: u32,
-        counted_events: MonitoredEvents,
-    ) -> Self {
-        let read_if_monitored = |is_monitored, name| {
-            if is_monitored {
-                read_counter(kernel, &monitor_path(group, domain, name)).ok()
-            } else {
-                None
+/// The events since `earlier`. A counter that was reset between the two is missing.
+pub fn counts_since(now: &Readings, earlier: &Readings) -> Readings {
+    let count_since = |(event, count): (&CounterEvent, &u64)| {
+        Some((*event, count.checked_sub(*earlier.get(event)?)?))
+    };
+    now.iter().filter_map(count_since).collect()
+}
+
+/// Adds to a sum, from which events disappear that one of its parts does not count.
+pub fn add_readings(sum: &mut Option<Readings>, part: &Readings) {
+    match sum {
+        None => *sum = Some(part.clone()),
+        Some(sum) => sum.retain(|event, total| match part.get(event) {
+            Some(count) => {
+                *total += count;
+                true
             }
-        };
-        Traffic {
-            total_bytes: read_if_monitored(counted_events.has_total_bytes, "mbm_total_bytes"),
-            local_bytes: read_if_monitored(counted_events.has_local_bytes, "mbm_local_bytes"),
-        }
-    }
-
-    /// The traffic since `earlier`; `None` for a counter that was reset between the two.
-    pub fn difference(self, earlier: Traffic) -> Traffic {
-        let count_since =
-            |now: Option<u64>, earlier_count: Option<u64>| now?.checked_sub(earlier_count?);
-        Traffic {
-            total_bytes: count_since(self.total_bytes, earlier.total_bytes),
-            local_bytes: count_since(self.local_bytes, earlier.local_bytes),
-        }
-    }
-
-    /// The sum of both traffics; absent if either is.
-    pub fn sum(self, other: Traffic) -> Traffic {
-        let sum = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
-        Traffic {
-            total_bytes: sum(self.total_bytes, other.total_bytes),
-            local_bytes: sum(self.local_bytes, other.local_bytes),
-        }
-    }
-
-    pub fn counts(self) -> EventCounts {
-        let counts = [
-            (CounterEvent::MemoryBytes, self.total_bytes),
-            (CounterEvent::LocalMemoryBytes, self.local_bytes),
-        ];
-        EventCounts::exact(
-            counts
-                .into_iter()
-                .filter_map(|(event, count)| Some((event, count?))),
-        )
+            None => false,
+        }),
     }
 }
 
@@ -315,39 +287,35 @@ mod tests {
     #[test]
     fn energy_is_read_with_decimals() {
         let host = FakeHost::default();
-        let group = Path::new("/r/g");
+        let dir = Path::new("/r/g/mon_data/mon_PERF_PKG_01");
+        assert_eq!(package_dir(Path::new("/r/g"), 1), dir);
         let set = |energy: &str, stalls: &str| {
-            let dir = "/r/g/mon_data/mon_PERF_PKG_01";
-            host.set_file(&format!("{dir}/core_energy"), energy);
-            host.set_file(&format!("{dir}/stalls_llc_miss"), stalls);
-            PackageReadings::read(&host, group, 1)
+            host.set_file(&format!("{}/core_energy", dir.display()), energy);
+            host.set_file(&format!("{}/stalls_llc_miss", dir.display()), stalls);
+            read_package(&host, dir)
         };
         let (before, after) = (
             set("42.375\n", "100\n"),
             set("43.000001\n", "Unavailable\n"),
         );
-        assert_eq!(before.core_joules, Some(42.375));
-        let counts = after.counts_since(before);
-        assert_eq!(
-            counts.get(CounterEvent::CoreEnergyMicrojoules),
-            Some(625_001.0)
-        );
+        let energy = CounterEvent::CoreEnergyMicrojoules;
         let stalls = CounterEvent::StallCycles(StallCause::LocalMemory);
-        assert_eq!(counts.get(stalls), None, "unavailable is not zero");
+        assert_eq!(before.get(&energy), Some(&42_375_000));
+        let counts = counts_since(&after, &before);
+        assert_eq!(counts.get(&energy), Some(&625_001));
+        assert_eq!(counts.get(&stalls), None, "unavailable is not zero");
         let later = set("43.5", "150");
-        assert_eq!(later.counts_since(before).get(stalls), Some(50.0));
+        assert_eq!(counts_since(&later, &before).get(&stalls), Some(&50));
         assert!(
-            before.counts_since(after).0.is_empty(),
+            counts_since(&before, &after).is_empty(),
             "a reset is no count"
         );
-        assert_eq!(set("nan", "1").core_joules, None);
-        assert_eq!(
-            PackageReadings::read(&host, group, 0),
-            PackageReadings::default()
-        );
+        assert_eq!(set("nan", "1").get(&energy), None);
+        let absent_dir = Path::new("/r/g/mon_data/mon_PERF_PKG_00");
+        assert_eq!(read_package(&host, absent_dir), Readings::new());
     }
 
-    /// Is an unavailable reading absent, and a difference present only if both readings are?
+    /// Is an unavailable reading absent, and a difference or a sum present only if both readings are?
     #[test]
     fn unavailable_readings_and_their_differences_are_absent() {
         let host = FakeHost::default();
@@ -361,33 +329,20 @@ mod tests {
             has_local_bytes: true,
         };
         assert_eq!(occupancy_bytes(&host, group, 1), None);
-        let now = Traffic::read(&host, group, 1, all);
+        let now = read_traffic(&host, &cache_dir(group, 1), all);
+        let total = |bytes| (CounterEvent::MemoryBytes, bytes);
+        assert_eq!(now, Readings::from([total(500)]));
+        let then = Readings::from([total(200), (CounterEvent::LocalMemoryBytes, 100)]);
+        assert_eq!(counts_since(&now, &then), Readings::from([total(300)]));
         assert_eq!(
-            now,
-            Traffic {
-                total_bytes: Some(500),
-                local_bytes: None
-            }
-        );
-        let then = Traffic {
-            total_bytes: Some(200),
-            local_bytes: Some(100),
-        };
-        assert_eq!(
-            now.difference(then).counts().get(CounterEvent::MemoryBytes),
-            Some(300.0)
-        );
-        assert_eq!(
-            now.difference(then)
-                .counts()
-                .get(CounterEvent::LocalMemoryBytes),
-            None
-        );
-        assert_eq!(
-            then.difference(now),
-            Traffic::default(),
+            counts_since(&then, &now),
+            Readings::new(),
             "a counter that began anew says nothing"
         );
+        let mut sum = None;
+        add_readings(&mut sum, &then);
+        add_readings(&mut sum, &now);
+        assert_eq!(sum, Some(Readings::from([total(700)])));
     }
 
     /// Are exclusive and locked ways found, in the kernel's order with the highest way first, also with separate code

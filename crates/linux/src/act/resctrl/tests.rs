@@ -12,7 +12,7 @@ use cachemate_core::{
 };
 
 use super::fake_tests::{FakeCat, FakeGroup, MOUNT, topology};
-use super::{Resctrl, ResctrlUnavailable, WayController, find, groups};
+use super::{Resctrl, WayController, find, groups};
 use crate::act::actuator::{Actuator, ApplyReport};
 use crate::act::changes;
 use crate::act::rules::{ManageAction, ManageRule};
@@ -35,7 +35,7 @@ pub(crate) fn unpack_tree(tree: &str) -> (tempfile::TempDir, LinuxHost) {
     (dir, host)
 }
 
-fn find_resctrl(tree: &str) -> Result<Resctrl, ResctrlUnavailable> {
+fn find_resctrl(tree: &str) -> Result<Resctrl, crate::MissingFacility> {
     let (dir, host) = unpack_tree(tree);
     find(&host, &read_topology(dir.path()).unwrap())
 }
@@ -263,6 +263,53 @@ fn a_bad_resource_of_bandwidth_is_left_out_alone() {
             format!("{}: expected a whole number", path.display())
         );
     }
+}
+
+/// If the line of a limit of bandwidth is bad: are the ways still usable, and is the line named?
+#[test]
+fn a_bad_line_of_bandwidth_disables_bandwidth_alone() {
+    let files = [
+        ("schemata", "L3:0=ffff\nMB:0=unlimited"),
+        ("info/L3/cbm_mask", "ffff"),
+        ("info/L3/min_cbm_bits", "1"),
+        ("info/L3/num_closids", "16"),
+        ("info/MB/num_closids", "4"),
+    ];
+    let resctrl = find_resctrl(&(machine_tree(&[0], 2) + &resctrl_files(&files))).unwrap();
+    assert_eq!((resctrl.partitions().len(), resctrl.class_count), (1, 4));
+    assert!(resctrl.bandwidth_limits().is_empty());
+    assert_eq!(
+        resctrl.bandwidth["MB"].as_ref().unwrap_err().reason,
+        "/sys/fs/resctrl/schemata: found 'MB:0=unlimited', expected a line such as MB:0=100;1=50"
+    );
+}
+
+/// Are the counters of an L3 with sub-NUMA clusters read only if the kernel adds those of all clusters, and each line once?
+#[test]
+fn counters_of_sub_numa_clusters_are_read_once_or_not_at_all() {
+    let node = |node: u32, cpus: &str| {
+        format!("==> /sys/devices/system/node/node{node}/cpulist <==\n{cpus}\n")
+            + &format!("==> /sys/devices/system/node/node{node}/distance <==\n10 12\n")
+    };
+    let monitors = [
+        ("info/L3_MON/mon_features", "llc_occupancy"),
+        ("mon_data/mon_L3_00/llc_occupancy", "4096"),
+    ];
+    let old_kernel =
+        machine_tree(&[0], 4) + &node(0, "0-1") + &node(1, "2-3") + &resctrl_files(&monitors);
+    let resctrl = find_resctrl(&old_kernel).unwrap();
+    assert!(resctrl.has_unknown_clusters && resctrl.monitored_caches.is_empty());
+
+    let clusters = [
+        ("mon_data/mon_L3_00/mon_sub_L3_00/llc_occupancy", "1024"),
+        ("mon_data/mon_L3_00/mon_sub_L3_01/llc_occupancy", "3072"),
+    ];
+    let (dir, host) = unpack_tree(&(old_kernel + &resctrl_files(&clusters)));
+    let resctrl = find(&host, &read_topology(dir.path()).unwrap()).unwrap();
+    assert!(!resctrl.has_unknown_clusters);
+    let uses = WayController::new(resctrl, OWNER).cache_use(&host);
+    let occupancies: Vec<_> = uses.iter().map(|of| of.occupancy_bytes).collect();
+    assert_eq!(occupancies, [Some(4096)]);
 }
 
 /// Not mounted, mounted read-only, one group bind-mounted elsewhere, a file with invalid content: is each reported,

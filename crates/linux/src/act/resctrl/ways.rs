@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cachemate_core::{
-    ActiveShare, BandwidthLimit, CacheId, CacheShare, CacheUse, ClassLimits, CounterScope,
-    EventCounts, IndexSet, Plan, PlanItem, ProcessId, RefusalReason, RefusedItem, ServiceClass,
-    ServiceClassId, ShareKey, ShareMember, Units,
+    ActiveShare, BandwidthLimit, CacheId, CacheShare, CacheUse, ClassLimits, CounterEvent,
+    CounterScope, EventCounts, IndexSet, Plan, PlanItem, ProcessId, RefusalReason, RefusedItem,
+    ServiceClass, ServiceClassId, ShareKey, ShareMember, Units,
 };
 
 use super::groups;
@@ -16,8 +16,8 @@ use super::info::{Resctrl, ResctrlCache};
 use super::masks::Schemata;
 use super::monitors::{assign_counters, list_monitor_groups};
 use super::occupancy::{
-    OtherGroupMasks, PackageReadings, Traffic, exclusive_ways, explain_occupancy, missing_traffic,
-    occupancy_bytes,
+    OtherGroupMasks, Readings, add_readings, cache_dir, counts_since, exclusive_ways,
+    explain_occupancy, missing_traffic, occupancy_bytes, package_dir, read_package, read_traffic,
 };
 use crate::act::changes::{HostSnapshot, plan_item};
 use crate::act::desired_state::refusal;
@@ -56,12 +56,10 @@ pub struct WayController {
     prefix: String,
     groups: BTreeMap<ServiceClassId, OwnGroup>,
     has_removed_orphans: bool,
-    /// Traffic by group and domain at the last read.
-    last_traffic: BTreeMap<(String, u32), Traffic>,
-    /// Energy and stalls by group and package at the last read.
-    last_package_readings: BTreeMap<(String, u32), PackageReadings>,
-    /// Traffic by path of a group and domain at the last read for single processes.
-    last_process_traffic: BTreeMap<(PathBuf, u32), u64>,
+    /// By directory of counters: those of groups and caches at the last read.
+    last_readings: BTreeMap<PathBuf, Readings>,
+    /// The same at the last read for single processes, which may be at other times.
+    last_process_readings: BTreeMap<PathBuf, Readings>,
 }
 
 impl WayController {
@@ -72,9 +70,8 @@ impl WayController {
             prefix: groups::own_prefix(owner),
             groups: BTreeMap::new(),
             has_removed_orphans: false,
-            last_traffic: BTreeMap::new(),
-            last_package_readings: BTreeMap::new(),
-            last_process_traffic: BTreeMap::new(),
+            last_readings: BTreeMap::new(),
+            last_process_readings: BTreeMap::new(),
         }
     }
 
@@ -501,23 +498,15 @@ impl WayController {
             .values()
             .find(|group| group.class.shares.contains(&key));
         let mut other_masks = OtherGroupMasks::new();
-        let group_names = groups::list_groups(kernel, &self.resctrl.mount).unwrap_or_default();
-        for name in std::iter::once("").chain(group_names.iter().map(String::as_str)) {
-            let path = if name.is_empty() {
-                self.resctrl.mount.clone()
-            } else {
-                self.resctrl.mount.join(name)
-            };
-            if own_group.is_some_and(|own_group| own_group.path == path) {
+        let group_dirs = groups::group_dirs(kernel, &self.resctrl.mount).unwrap_or_default();
+        for dir in group_dirs {
+            if own_group.is_some_and(|own_group| own_group.path == dir) {
                 continue;
             }
-            let masks = kernel
-                .read(&path.join("schemata"))
-                .ok()
-                .and_then(|text| Schemata::parse(&text).ok());
-            let mask =
-                masks.and_then(|masks| masks.mask_of(resctrl_cache.level, resctrl_cache.domain));
-            other_masks.extend(mask.map(|mask| (format!("/{name}"), mask)));
+            let mask = groups::read_schemata(kernel, &dir)
+                .and_then(|schemata| schemata.mask_of(resctrl_cache.level, resctrl_cache.domain));
+            let name = dir.strip_prefix(&self.resctrl.mount).unwrap_or(&dir);
+            other_masks.extend(mask.map(|mask| (format!("/{}", name.display()), mask)));
         }
         let mut reasons = explain_occupancy(
             &active_share.share,
@@ -538,18 +527,17 @@ impl WayController {
 
     /// Current occupancy and free classes of every last-level cache. Read-only.
     pub fn cache_use(&self, kernel: &dyn Kernel) -> Vec<CacheUse> {
-        let Ok(names) = groups::list_groups(kernel, &self.resctrl.mount) else {
+        let Ok(group_dirs) = groups::group_dirs(kernel, &self.resctrl.mount) else {
             return Vec::new();
         };
-        // The root group has a class, too.
         let free_classes = self
             .resctrl
             .class_count
-            .saturating_sub(1 + names.len() as u32);
+            .saturating_sub(group_dirs.len() as u32);
         let occupancy_of_groups = |domain: u32| {
-            let root_and_groups = std::iter::once("").chain(names.iter().map(String::as_str));
-            root_and_groups
-                .map(|name| occupancy_bytes(kernel, &self.resctrl.mount.join(name), domain))
+            group_dirs
+                .iter()
+                .map(|dir| occupancy_bytes(kernel, dir, domain))
                 .sum::<Option<u64>>()
         };
         let use_of = |(&domain, &cache): (&u32, &CacheId)| CacheUse {
@@ -589,48 +577,57 @@ impl WayController {
     /// Memory traffic since the last window, of our groups, and of every monitored cache as the sum of all groups; and
     /// the energy and the stalls of our groups. Read-only.
     pub fn traffic_counts(&mut self, kernel: &dyn Kernel) -> Vec<(CounterScope, EventCounts)> {
-        let counted_events = self.resctrl.counted_events;
-        let group_names = groups::list_groups(kernel, &self.resctrl.mount).unwrap_or_default();
-        let mut current_traffic = BTreeMap::new();
-        let mut counts_by_scope = Vec::new();
+        let earlier = std::mem::take(&mut self.last_readings);
+        let mut count = |dir: PathBuf, readings: Readings| {
+            // A new group has no earlier reading, and without it this window's sum would miss the group's traffic.
+            let no_readings = Readings::new();
+            let counts = counts_since(&readings, earlier.get(&dir).unwrap_or(&no_readings));
+            self.last_readings.insert(dir, readings);
+            counts
+        };
+        let class_of = |dir: &PathBuf| self.groups.values().find(|group| group.path == *dir);
+        let mut traffic: BTreeMap<CounterScope, Option<Readings>> = BTreeMap::new();
+        let group_dirs = groups::group_dirs(kernel, &self.resctrl.mount).unwrap_or_default();
         for (&domain, &cache) in &self.resctrl.monitored_caches {
-            let mut cache_traffic: Option<Traffic> = None;
-            for name in std::iter::once("").chain(group_names.iter().map(String::as_str)) {
-                let key = (name.to_string(), domain);
-                let traffic = Traffic::read(
-                    kernel,
-                    &self.resctrl.mount.join(name),
-                    domain,
-                    counted_events,
-                );
-                // A new group has no earlier reading, and without it this window's sum would miss the group's traffic.
-                let new_traffic = self
-                    .last_traffic
-                    .get(&key)
-                    .map_or(Traffic::default(), |&earlier| traffic.difference(earlier));
-                current_traffic.insert(key, traffic);
-                cache_traffic = Some(cache_traffic.map_or(new_traffic, |sum| sum.sum(new_traffic)));
-                let own_group = self
-                    .groups
-                    .values()
-                    .find(|group| group.path.ends_with(name) && !name.is_empty());
-                if let Some(group) = own_group.and_then(|own_group| own_group.class.group_of(cache))
-                {
-                    counts_by_scope.push((CounterScope::Group(group, cache), new_traffic.counts()));
+            for group_dir in &group_dirs {
+                let dir = cache_dir(group_dir, domain);
+                let readings = read_traffic(kernel, &dir, self.resctrl.counted_events);
+                let counts = count(dir, readings);
+                let group = class_of(group_dir).and_then(|own| own.class.group_of(cache));
+                let group = group.map(|group| CounterScope::Group(group, cache));
+                for scope in group.into_iter().chain([CounterScope::Cache(cache)]) {
+                    add_readings(traffic.entry(scope).or_default(), &counts);
                 }
             }
-            counts_by_scope
-                .extend(cache_traffic.map(|sum| (CounterScope::Cache(cache), sum.counts())));
         }
-        self.last_traffic = current_traffic;
-        self.add_package_counts(kernel, &mut counts_by_scope);
-        counts_by_scope.retain(|(_, counts)| !counts.0.is_empty());
-        counts_by_scope.sort_by_key(|(scope, _)| *scope);
-        counts_by_scope
+        // Energy and stalls are read only in packages with one last-level cache, to which they belong.
+        let mut package_counts: BTreeMap<CounterScope, Option<Readings>> = BTreeMap::new();
+        let has_package_events = !self.resctrl.package_events.is_empty();
+        let packages = self.resctrl.package_caches.iter();
+        for (&package, &cache) in packages.filter(|_| has_package_events) {
+            for own_group in self.groups.values() {
+                let dir = package_dir(&own_group.path, package);
+                let readings = read_package(kernel, &dir);
+                let counts = count(dir, readings);
+                if let Some(group) = own_group.class.group_of(cache) {
+                    let scope = CounterScope::Group(group, cache);
+                    add_readings(package_counts.entry(scope).or_default(), &counts);
+                }
+            }
+        }
+        for (scope, counts) in package_counts {
+            let all_counts = traffic.entry(scope).or_default().get_or_insert_default();
+            all_counts.extend(counts.into_iter().flatten());
+        }
+        traffic
+            .into_iter()
+            .filter_map(|(scope, counts)| {
+                Some((scope, counts.filter(|counts| !counts.is_empty())?))
+            })
+            .map(|(scope, counts)| (scope, EventCounts::exact(counts)))
+            .collect()
     }
-}
 
-impl WayController {
     /// Gives counters of traffic to our groups, where they have to be assigned: to limited groups first, because limits are
     /// judged by traffic.
     pub(crate) fn assign_counters(&self, kernel: &dyn Kernel) {
@@ -667,7 +664,7 @@ impl WayController {
             .map(|task| (task.thread.tid, task.process))
             .collect();
         let mut bytes_by_process: BTreeMap<ProcessId, u64> = BTreeMap::new();
-        let mut current_traffic = BTreeMap::new();
+        let earlier = std::mem::take(&mut self.last_process_readings);
         let groups = list_monitor_groups(kernel, &self.resctrl.mount).unwrap_or_default();
         let with_threads = groups.iter().filter(|group| {
             group.path != Path::new("/") && group.threads.is_some_and(|count| count > 0)
@@ -689,61 +686,26 @@ impl WayController {
                 continue;
             }
             for &domain in self.resctrl.monitored_caches.keys() {
-                let Some(bytes) = Traffic::read(kernel, &dir, domain, events).total_bytes else {
-                    continue;
-                };
-                let key = (group.path.clone(), domain);
-                let earlier = self.last_process_traffic.get(&key);
-                if let Some(new_bytes) = earlier.and_then(|earlier| bytes.checked_sub(*earlier)) {
+                let cache_dir = cache_dir(&dir, domain);
+                let readings = read_traffic(kernel, &cache_dir, events);
+                let new_readings = earlier
+                    .get(&cache_dir)
+                    .map(|earlier| counts_since(&readings, earlier));
+                let new_bytes =
+                    new_readings.and_then(|counts| counts.get(&CounterEvent::MemoryBytes).copied());
+                if let Some(new_bytes) = new_bytes {
                     *bytes_by_process.entry(process).or_default() += new_bytes;
                 }
-                current_traffic.insert(key, bytes);
+                self.last_process_readings.insert(cache_dir, readings);
             }
         }
-        self.last_process_traffic = current_traffic;
         bytes_by_process
-    }
-
-    /// Adds the energy and the stalls of our groups since the last window, in packages with one last-level cache.
-    fn add_package_counts(
-        &mut self,
-        kernel: &dyn Kernel,
-        counts_by_scope: &mut Vec<(CounterScope, EventCounts)>,
-    ) {
-        let mut current_readings = BTreeMap::new();
-        if self.resctrl.package_events.is_empty() {
-            return;
-        }
-        for (&package, &cache) in &self.resctrl.package_caches {
-            for own_group in self.groups.values() {
-                let reading = PackageReadings::read(kernel, &own_group.path, package);
-                let key = (own_group.name().to_string_lossy().into_owned(), package);
-                let earlier = self.last_package_readings.get(&key).copied();
-                current_readings.insert(key, reading);
-                let Some((group, earlier)) = own_group.class.group_of(cache).zip(earlier) else {
-                    continue;
-                };
-                let scope = CounterScope::Group(group, cache);
-                let mut new_counts = reading.counts_since(earlier).0;
-                match counts_by_scope
-                    .iter_mut()
-                    .find(|(other, _)| *other == scope)
-                {
-                    Some((_, counts)) => {
-                        counts.0.append(&mut new_counts);
-                        counts.0.sort_by_key(|count| count.event);
-                    }
-                    None => counts_by_scope.push((scope, EventCounts(new_counts))),
-                }
-            }
-        }
-        self.last_package_readings = current_readings;
     }
 }
 
 /// The schemata of a group and its threads; `None` if the schemata cannot be read.
 fn read_group(kernel: &dyn Kernel, path: &Path) -> Option<(Schemata, BTreeSet<i32>)> {
-    let schemata = Schemata::parse(&kernel.read(&path.join("schemata")).ok()?).ok()?;
+    let schemata = groups::read_schemata(kernel, path)?;
     let threads = groups::read_members(kernel, path).unwrap_or_default();
     Some((schemata, threads.into_iter().collect()))
 }

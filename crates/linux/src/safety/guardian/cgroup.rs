@@ -10,6 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::kernel::Kernel;
+use crate::kernel::text_files::{GroupHierarchy, group_hierarchies};
 
 /// Prefix of these groups' names.
 pub const PREFIX: &str = "cachemate-guardian-";
@@ -24,14 +25,12 @@ pub struct GuardianCgroup {
 
 /// Location of a process in the hierarchy of version 2: its mount, and the group below it.
 fn locate_cgroup(kernel: &dyn Kernel, pid: &str) -> io::Result<(PathBuf, PathBuf)> {
-    let mounts = kernel.read(Path::new("/proc/mounts"))?;
-    let mount = mounts.lines().find_map(|line| {
-        let mut fields = line.split(' ').skip(1);
-        let mount = fields.next()?;
-        (fields.next()? == "cgroup2").then(|| PathBuf::from(mount))
-    });
     let not_found = |subject: &str| io::Error::new(io::ErrorKind::NotFound, subject.to_string());
-    let mount = mount.ok_or_else(|| not_found("no cgroup v2 is mounted"))?;
+    let mut hierarchies = group_hierarchies(kernel)?.into_iter();
+    let mount = hierarchies
+        .find(GroupHierarchy::is_v2)
+        .ok_or_else(|| not_found("no cgroup v2 is mounted"))?
+        .mount;
     let groups = kernel.read(&Path::new("/proc").join(pid).join("cgroup"))?;
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/"));
     let group = group.ok_or_else(|| not_found("no group of version 2"))?;

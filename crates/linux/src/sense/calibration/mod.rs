@@ -390,46 +390,55 @@ impl Sampler {
         }
     }
 
-    /// Takes samples of loops in turns.
-    fn sample_rounds(&mut self, loops: &[TimedLoop], rounds: usize) {
+    /// Takes samples of loops in turns, so that each loop has a time.
+    ///
+    /// # Errors
+    /// Nearly all samples of a loop were disturbed.
+    fn sample_rounds(
+        &mut self,
+        loops: &[TimedLoop],
+        rounds: usize,
+    ) -> Result<(), CalibrationError> {
         for _ in 0..rounds {
             for &timed_loop in loops {
                 self.sample(timed_loop);
             }
         }
+        for timed_loop in loops {
+            let count = self.samples.get(timed_loop).map_or(0, Vec::len);
+            if count < FITTED_PARTS {
+                return Err(CalibrationError::Busy(format!(
+                    "in {count} of {rounds} samples did the measuring thread run without a pause"
+                )));
+            }
+        }
+        Ok(())
     }
 
-    /// Returns the time of a unit of a loop in ns.
-    fn time_of(&self, timed_loop: TimedLoop) -> Result<Estimate, CalibrationError> {
+    /// The time of a unit of a loop in ns; the loop must have been sampled.
+    fn time_of(&self, timed_loop: TimedLoop) -> Estimate {
         self.time_in(timed_loop, |_, _| true)
     }
 
-    /// Returns the time from the samples that `is_used` selects by their number and the number of all.
-    fn time_in(
-        &self,
-        timed_loop: TimedLoop,
-        is_used: impl Fn(usize, usize) -> bool,
-    ) -> Result<Estimate, CalibrationError> {
-        let all = self.samples.get(&timed_loop).map_or(&[][..], Vec::as_slice);
+    /// The time from the samples that `is_used` selects by their number and the number of all; that must be a third or
+    /// more of them.
+    fn time_in(&self, timed_loop: TimedLoop, is_used: impl Fn(usize, usize) -> bool) -> Estimate {
+        let all = &self.samples[&timed_loop];
         let used = (0..all.len()).filter(|&number| is_used(number, all.len()));
         let samples = used.map(|number| all[number]).collect();
-        let time = at_quantile(samples, LOWER_QUARTILE).ok_or_else(|| {
-            CalibrationError::Busy(format!(
-                "in none of {ROUNDS} samples did the measuring thread run without a pause"
-            ))
-        })?;
+        let time = at_quantile(samples, LOWER_QUARTILE).expect("each third has a sample");
         if !self.follows_clock(timed_loop) {
-            return Ok(time);
+            return time;
         }
-        let multiplication_ns = self.time_of(TimedLoop::Multiply)?.value;
-        Ok(scaled(time, |count| count * multiplication_ns))
+        let multiplication_ns = self.time_of(TimedLoop::Multiply).value;
+        scaled(time, |count| count * multiplication_ns)
     }
 
-    /// Returns the relative difference of a loop's time between the two halves of its samples.
-    fn drift_of(&self, timed_loop: TimedLoop) -> Result<f64, CalibrationError> {
-        let first = self.time_in(timed_loop, |number, count| 2 * number < count)?;
-        let second = self.time_in(timed_loop, |number, count| 2 * number >= count)?;
-        Ok((second.value / first.value - 1.0).abs())
+    /// The relative difference of a loop's time between the two halves of its samples.
+    fn drift_of(&self, timed_loop: TimedLoop) -> f64 {
+        let first = self.time_in(timed_loop, |number, count| 2 * number < count);
+        let second = self.time_in(timed_loop, |number, count| 2 * number >= count);
+        (second.value / first.value - 1.0).abs()
     }
 
     fn disturbed_share(&self) -> f64 {
@@ -560,20 +569,17 @@ pub fn measure_host(
         TimedLoop::Multiply,
         TimedLoop::InstructionMix,
     ];
-    sampler.sample_rounds(&[&walks[..], &strides, &steady].concat(), ROUNDS);
+    sampler.sample_rounds(&[&walks[..], &strides, &steady].concat(), ROUNDS)?;
     let spaced_walks: Vec<TimedLoop> = (0..SPACED_WALKS.len()).map(spaced_at).collect();
-    sampler.sample_rounds(&spaced_walks, SPACED_ROUNDS);
-    let parallel_walks = PARALLEL_WALKS
+    sampler.sample_rounds(&spaced_walks, SPACED_ROUNDS)?;
+    let parallel_walks: Vec<ParallelWalks> = PARALLEL_WALKS
         .iter()
         .zip(&walks)
-        .map(|(&(count, _), &timed_loop)| {
-            let time = sampler.time_of(timed_loop)?;
-            Ok(ParallelWalks {
-                walks: count,
-                ns_per_miss: scaled(time, |ns| ns / f64::from(count)),
-            })
+        .map(|(&(count, _), &timed_loop)| ParallelWalks {
+            walks: count,
+            ns_per_miss: scaled(sampler.time_of(timed_loop), |ns| ns / f64::from(count)),
         })
-        .collect::<Result<Vec<ParallelWalks>, CalibrationError>>()?;
+        .collect();
     let single_ns = parallel_walks[0].ns_per_miss;
     let overlap_of = |walks: &ParallelWalks| Estimate {
         value: single_ns.value / walks.ns_per_miss.value,
@@ -589,40 +595,26 @@ pub fn measure_host(
         .first()
         .map_or(0.0, |first| first.ns.value);
     let hideable_ns = (latencies.memory_ns().value - cached_ns).max(1.0);
-    let strides = STRIDES
-        .iter()
-        .map(|&lines| {
-            let ns = sampler.time_of(stride_of(lines))?;
-            Ok(StrideLatency {
-                lines,
-                ns,
-                hidden_share: (1.0 - (ns.value - cached_ns) / hideable_ns).clamp(0.0, 1.0),
-            })
-        })
-        .collect::<Result<Vec<StrideLatency>, CalibrationError>>()?;
+    let strides = STRIDES.iter().map(|&lines| {
+        let ns = sampler.time_of(stride_of(lines));
+        StrideLatency {
+            lines,
+            ns,
+            hidden_share: (1.0 - (ns.value - cached_ns) / hideable_ns).clamp(0.0, 1.0),
+        }
+    });
+    let strides = strides.collect();
     let bytes_per_s = |line_ns: Estimate| scaled(line_ns, |ns| 64.0 / ns * 1e9);
-    let core_read = bytes_per_s(sampler.time_of(TimedLoop::Read)?);
-    let core_write = bytes_per_s(sampler.time_of(TimedLoop::Write)?);
-    let is_shared = part.cpus.len() > 1;
-    let stream_of = |cpus: &[CpuId], is_write: bool| stream_together(cpus, bytes, is_write);
+    let other_caches_cpus = match part.package_cpus.len() > part.cpus.len() {
+        true => part.package_cpus.as_slice(),
+        false => &[],
+    };
     let bandwidth = Bandwidths {
-        core_read,
-        core_write,
-        cache_read: if is_shared {
-            stream_of(&part.cpus, false)?
-        } else {
-            None
-        },
-        cache_write: if is_shared {
-            stream_of(&part.cpus, true)?
-        } else {
-            None
-        },
-        package_read: if part.package_cpus.len() > part.cpus.len() {
-            stream_of(&part.package_cpus, false)?
-        } else {
-            None
-        },
+        core_read: bytes_per_s(sampler.time_of(TimedLoop::Read)),
+        core_write: bytes_per_s(sampler.time_of(TimedLoop::Write)),
+        cache_read: stream_together(&part.cpus, bytes, false)?,
+        cache_write: stream_together(&part.cpus, bytes, true)?,
+        package_read: stream_together(other_caches_cpus, bytes, false)?,
     };
     let memory_ns = latencies.memory_ns().value;
     let line_lifetime_ns =
@@ -663,13 +655,12 @@ pub fn measure_host(
     }
     let drift = [
         first_level_walk(&part),
-        walk_over(part.private_bytes() / 2),
+        walk_over(whole_pages(part.private_bytes() / 2)),
         walk_over(memory_bytes),
     ]
-    .into_iter()
-    .map(|timed_loop| sampler.drift_of(timed_loop))
-    .collect::<Result<Vec<f64>, CalibrationError>>()?
-    .into_iter()
+    .iter()
+    .filter(|timed_loop| sampler.samples.contains_key(timed_loop))
+    .map(|timed_loop| sampler.drift_of(*timed_loop))
     .fold(0.0, f64::max);
     let disturbed_share = sampler.disturbed_share();
     if drift > REFUSED_DRIFT || disturbed_share > REFUSED_DISTURBANCE {
@@ -695,10 +686,10 @@ pub fn measure_host(
             drift,
             is_busy: drift > MARKED_DRIFT || disturbed_share > MARKED_DISTURBANCE,
         },
-        clock_hertz: measured_clock(&sampler)?,
-        instr_per_cycle: measured_instr_per_cycle(&sampler)?,
-        window_instr: measured_window(&sampler, &spaced_walks)?,
-        mispredict_ns: measured_mispredict(&sampler)?,
+        clock_hertz: measured_clock(&sampler),
+        instr_per_cycle: measured_instr_per_cycle(&sampler),
+        window_instr: measured_window(&sampler, &spaced_walks),
+        mispredict_ns: measured_mispredict(&sampler),
         private_latencies: latencies.private.clone(),
         private_bytes: latencies.fitted(|fit| fit.private_bytes),
         shared_level: part.shared.level,
@@ -733,8 +724,8 @@ pub fn sample_neighbors(
         first_level_walk(&part),
         TimedLoop::Read,
     ];
-    sampler.sample_rounds(&loops, POOL_ROUNDS);
-    let loop_ns = measured_loop_ns(&sampler, &part)?;
+    sampler.sample_rounds(&loops, POOL_ROUNDS)?;
+    let loop_ns = measured_loop_ns(&sampler, &part);
 
     let memory_ns = calibration.memory_ns.value;
     let lifetime_ns = measure_shared_lifetime(&mut sampler, &part, loop_ns, memory_ns);
@@ -772,66 +763,60 @@ fn start_sampler(
 }
 
 /// Returns the time of a step of a walk beyond that of its load.
-fn measured_loop_ns(sampler: &Sampler, part: &MeasuredPart<'_>) -> Result<f64, CalibrationError> {
-    let first_level_ns = match measured_clock(sampler)? {
+fn measured_loop_ns(sampler: &Sampler, part: &MeasuredPart<'_>) -> f64 {
+    let first_level_ns = match measured_clock(sampler) {
         Some(hertz) => FIRST_LEVEL_CYCLES / hertz.value * 1e9,
         None => 0.0,
     };
-    Ok(sampler.time_of(first_level_walk(part))?.value - first_level_ns)
+    sampler.time_of(first_level_walk(part)).value - first_level_ns
 }
 
 /// Strides in lines.
 const STRIDES: [u32; 6] = [1, 2, 4, 8, 16, 32];
 
 /// Returns the clock of a busy core by a chain of multiplications; `None` on processors other than x86-64.
-fn measured_clock(sampler: &Sampler) -> Result<Option<Estimate>, CalibrationError> {
+fn measured_clock(sampler: &Sampler) -> Option<Estimate> {
     if !cfg!(target_arch = "x86_64") {
-        return Ok(None);
+        return None;
     }
-    let ns = sampler.time_of(TimedLoop::Multiply)?;
-    Ok(Some(scaled(ns, |ns| MULTIPLICATION_CYCLES / ns * 1e9)))
+    let ns = sampler.time_of(TimedLoop::Multiply);
+    Some(scaled(ns, |ns| MULTIPLICATION_CYCLES / ns * 1e9))
 }
 
 /// Returns the instructions per cycle of [`instruction_mix`]; `None` on processors other than x86-64.
-fn measured_instr_per_cycle(sampler: &Sampler) -> Result<Option<Estimate>, CalibrationError> {
-    let Some(hertz) = measured_clock(sampler)? else {
-        return Ok(None);
-    };
-    let ns = sampler.time_of(TimedLoop::InstructionMix)?;
-    let rate = |ns: f64| MIX_INSTR / ns * 1e9 / hertz.value;
-    Ok(Some(scaled(ns, rate)))
+fn measured_instr_per_cycle(sampler: &Sampler) -> Option<Estimate> {
+    let hertz = measured_clock(sampler)?.value;
+    let ns = sampler.time_of(TimedLoop::InstructionMix);
+    Some(scaled(ns, |ns| MIX_INSTR / ns * 1e9 / hertz))
 }
 
 /// Returns the instructions among which two misses overlap; `None` on processors other than x86-64.
-fn measured_window(
-    sampler: &Sampler,
-    spaced_walks: &[TimedLoop],
-) -> Result<Option<Estimate>, CalibrationError> {
+fn measured_window(sampler: &Sampler, spaced_walks: &[TimedLoop]) -> Option<Estimate> {
     if !cfg!(target_arch = "x86_64") {
-        return Ok(None);
+        return None;
     }
-    let times = spaced_walks
-        .iter()
-        .zip(&SPACED_WALKS)
-        .map(|(&timed_loop, (spacing, _))| {
-            let instr = f64::from(*spacing) + SPACED_STEP_INSTR;
-            Ok((instr, sampler.time_of(timed_loop)?.value))
-        });
-    let times = times.collect::<Result<Vec<(f64, f64)>, CalibrationError>>()?;
-    Ok(analysis::window_instr(&times))
+    let spaced_walks = spaced_walks.iter().zip(&SPACED_WALKS);
+    let times = spaced_walks.map(|(&timed_loop, (spacing, _))| {
+        let instr = f64::from(*spacing) + SPACED_STEP_INSTR;
+        (instr, sampler.time_of(timed_loop).value)
+    });
+    analysis::window_instr(&times.collect::<Vec<_>>())
 }
 
 /// Returns the cost of a mispredicted branch: twice what a random branch costs more than one that is never taken.
-fn measured_mispredict(sampler: &Sampler) -> Result<Estimate, CalibrationError> {
+fn measured_mispredict(sampler: &Sampler) -> Estimate {
     let [random, steady] =
         [true, false].map(|is_random| sampler.time_of(TimedLoop::Branch { is_random }));
-    let (random, steady) = (random?, steady?);
     let cost = |random: f64, steady: f64| (2.0 * (random - steady)).max(0.0);
-    Ok(Estimate {
+    Estimate {
         value: cost(random.value, steady.value),
         low: cost(random.low, steady.high),
         high: cost(random.high, steady.low),
-    })
+    }
+}
+
+fn whole_pages(bytes: u64) -> u64 {
+    bytes / 4096 * 4096
 }
 
 fn walk_over(bytes: u64) -> TimedLoop {
@@ -900,7 +885,7 @@ fn measure_latencies(
     let mut sizes = Vec::new();
     let mut bytes = private_bytes as f64 * 0.5;
     while bytes <= sampler.buffer.bytes().min(MAX_WALK_BYTES) as f64 {
-        sizes.push(bytes as u64 / 4096 * 4096);
+        sizes.push(whole_pages(bytes as u64));
         bytes *= SIZE_RATIO;
     }
     // Of a walk over half of a private cache, a part hits in the level before.
@@ -925,12 +910,12 @@ fn measure_latencies(
             loops.push(walk_over(bytes));
         }
     }
-    sampler.sample_rounds(&loops, ROUNDS);
+    sampler.sample_rounds(&loops, ROUNDS)?;
 
-    let loop_ns = measured_loop_ns(sampler, part)?;
+    let loop_ns = measured_loop_ns(sampler, part);
     let mut private: Vec<LevelLatency> = Vec::new();
     for (index, (&(level, _), &bytes)) in part.private.iter().zip(&private_sizes).enumerate() {
-        let latency = without_loop(sampler.time_of(walk_over(bytes))?, loop_ns);
+        let latency = without_loop(sampler.time_of(walk_over(bytes)), loop_ns);
         let inner_ns = private.last().map_or(0.0, |inner| inner.ns.value);
         let inner_share = inner_bytes_of(index) as f64 / bytes as f64;
         let ns = scaled(latency, |ns| {
@@ -941,14 +926,12 @@ fn measure_latencies(
 
     let private_ns = private.last().map_or(0.0, |last| last.ns.value);
     let largest_bytes = (part.shared_bytes as f64 * 1.1).min(sampler.buffer.bytes() as f64 / 2.0);
-    let points_of = |is_used: &dyn Fn(usize, usize) -> bool| {
-        sizes
-            .iter()
-            .map(|&bytes| {
-                let step = sampler.time_in(walk_over(bytes), is_used)?;
-                Ok((bytes, without_loop(step, loop_ns)))
-            })
-            .collect::<Result<Vec<(u64, Estimate)>, CalibrationError>>()
+    let points_of = |is_used: &dyn Fn(usize, usize) -> bool| -> Vec<(u64, Estimate)> {
+        let points = sizes.iter().map(|&bytes| {
+            let step = sampler.time_in(walk_over(bytes), is_used);
+            (bytes, without_loop(step, loop_ns))
+        });
+        points.collect()
     };
     let fit_points = |points: &[(u64, Estimate)]| {
         let values: Vec<(f64, f64)> = points
@@ -957,28 +940,27 @@ fn measure_latencies(
             .collect();
         fit_latencies(&values, private_bytes as f64, private_ns, largest_bytes)
     };
-    let points = points_of(&|_, _| true)?;
-    let mut fits = Vec::new();
-    for part in 0..FITTED_PARTS {
-        fits.extend(fit_points(&points_of(&|number, _| {
-            number % FITTED_PARTS == part
-        })?));
-    }
+    let points = points_of(&|_, _| true);
+    let parts = (0..FITTED_PARTS).map(|part| points_of(&|number, _| number % FITTED_PARTS == part));
     Ok(Latencies {
         loop_ns,
         fit: fit_points(&points),
         private,
+        fits: parts.filter_map(|points| fit_points(&points)).collect(),
         points,
-        fits,
     })
 }
 
-/// Returns the bandwidth of streams on all of these CPUs at once; `None` if threads were kept from running.
+/// Returns the bandwidth of streams on all of these CPUs at once; `None` with fewer than two, or if threads were kept from
+/// running.
 fn stream_together(
     cpus: &[CpuId],
     bytes: u64,
     is_write: bool,
 ) -> Result<Option<Estimate>, CalibrationError> {
+    if cpus.len() < 2 {
+        return Ok(None);
+    }
     let own_bytes = (bytes / cpus.len() as u64).max(16 << 20);
     let barrier = Barrier::new(cpus.len());
     let run_stream = |cpu: CpuId| -> io::Result<[f64; 3]> {
@@ -1048,22 +1030,22 @@ fn measure_pool(
     part: &MeasuredPart<'_>,
     lifetime_ns: Estimate,
 ) -> Result<Option<Estimate>, CalibrationError> {
-    let memory_line_ns = sampler.time_of(TimedLoop::Read)?.value;
+    let memory_line_ns = sampler.time_of(TimedLoop::Read).value;
     let largest_bytes = part.shared_bytes.min(sampler.buffer.bytes() / 2) as f64;
     let mut sizes = Vec::new();
     let mut bytes = 2.0 * part.private_bytes() as f64;
     // What takes longer than a lifetime misses in any case.
     while bytes <= largest_bytes && bytes / 64.0 * memory_line_ns < 2.0 * lifetime_ns.value {
-        sizes.push(bytes as u64 / 4096 * 4096);
+        sizes.push(whole_pages(bytes as u64));
         bytes *= SIZE_RATIO;
     }
     let reread = |&bytes: &u64| TimedLoop::Reread { bytes };
     let loops: Vec<TimedLoop> = sizes.iter().map(reread).collect();
-    sampler.sample_rounds(&loops, POOL_ROUNDS);
+    sampler.sample_rounds(&loops, POOL_ROUNDS)?;
     let times = sizes
         .iter()
-        .map(|bytes| Ok((*bytes as f64, sampler.time_of(reread(bytes))?)));
-    let times = times.collect::<Result<Vec<(f64, Estimate)>, CalibrationError>>()?;
+        .map(|bytes| (*bytes as f64, sampler.time_of(reread(bytes))));
+    let times: Vec<(f64, Estimate)> = times.collect();
     let pool_at = |time_of: fn(&Estimate) -> f64, lifetime_ns: f64| {
         let points: Vec<(f64, f64)> = times
             .iter()
@@ -1189,19 +1171,13 @@ fn measure_insertion(
         walk_over(latencies.memory_bytes(buffer_bytes)),
         walk_over(walk_bytes),
     ];
-    let latency_of = |sampler: &Sampler, timed_loop| {
-        Ok(without_loop(
-            sampler.time_of(timed_loop)?,
-            latencies.loop_ns,
-        ))
+    let latencies_of = |sampler: &Sampler| {
+        loops.map(|timed_loop| without_loop(sampler.time_of(timed_loop), latencies.loop_ns))
     };
     // What follows is compared within itself, because what other guests leave of the cache changes.
     let earlier_samples = std::mem::take(&mut sampler.samples);
-    sampler.sample_rounds(&loops, STREAM_ROUNDS);
-    let alone_ns = (
-        latency_of(sampler, loops[0])?.value,
-        latency_of(sampler, loops[1])?.value,
-    );
+    sampler.sample_rounds(&loops, STREAM_ROUNDS)?;
+    let [memory_alone_ns, walk_alone_ns] = latencies_of(sampler);
     sampler.samples.clear();
     let stop = std::sync::atomic::AtomicBool::new(false);
     let is_running = std::sync::atomic::AtomicBool::new(false);
@@ -1217,22 +1193,21 @@ fn measure_insertion(
         let rate = lines as f64 / start.elapsed().as_nanos() as f64;
         pinned.map(|_| rate)
     };
-    let stream_rate = std::thread::scope(|scope| {
+    let (sampled, stream_rate) = std::thread::scope(|scope| {
         let stream_thread = scope.spawn(run_stream_beside);
         while !is_running.load(std::sync::atomic::Ordering::Relaxed) && !stream_thread.is_finished()
         {
             std::thread::sleep(Duration::from_millis(5));
         }
-        sampler.sample_rounds(&loops, STREAM_ROUNDS);
+        let sampled = sampler.sample_rounds(&loops, STREAM_ROUNDS);
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        stream_thread
+        let stream_rate = stream_thread
             .join()
-            .unwrap_or_else(|_| Err(io::Error::other("the stream has ended")))
+            .unwrap_or_else(|_| Err(io::Error::other("the stream has ended")));
+        (sampled, stream_rate)
     });
-    let (memory_ns, walk_ns) = (
-        latency_of(sampler, loops[0])?,
-        latency_of(sampler, loops[1])?,
-    );
+    sampled?;
+    let [memory_ns, walk_ns] = latencies_of(sampler);
     sampler.samples = earlier_samples;
     let stream_rate = stream_rate.map_err(|error| CalibrationError::Pin(stream_cpu.0, error))?;
     // The private cache holds its share of the walk in any case.
@@ -1250,7 +1225,7 @@ fn measure_insertion(
             walk_rate: (1.0 - private_share) / (ns + latencies.loop_ns),
         })
     };
-    let neighbor_rate = competing_at(alone_ns.1, alone_ns.0);
+    let neighbor_rate = competing_at(walk_alone_ns.value, memory_alone_ns.value);
     let insertion_at = |ns: f64| {
         ((competing_at(ns, memory_ns.value) - neighbor_rate) / stream_rate).clamp(0.0, 1.0)
     };
@@ -1293,10 +1268,12 @@ mod tests {
         let mut sampler = Sampler::new(LineBuffer::new(1 << 20), 0);
         let branches = [true, false].map(|is_random| TimedLoop::Branch { is_random });
         let multiplications = [TimedLoop::Multiply];
-        sampler.sample_rounds(&[&branches[..], &multiplications].concat(), 5);
-        match measured_mispredict(&sampler) {
+        match sampler.sample_rounds(&[&branches[..], &multiplications].concat(), 5) {
             // Emulated processors predict nothing.
-            Ok(cost) => assert!(cost.low <= cost.value && cost.value < 1000.0, "{cost:?}"),
+            Ok(()) => {
+                let cost = measured_mispredict(&sampler);
+                assert!(cost.low <= cost.value && cost.value < 1000.0, "{cost:?}");
+            }
             Err(error) => assert!(matches!(error, CalibrationError::Busy(_)), "{error}"),
         }
     }
@@ -1305,11 +1282,13 @@ mod tests {
     #[test]
     fn a_sample_is_a_rate() {
         let mut sampler = Sampler::new(LineBuffer::new(1 << 20), 0);
-        sampler.sample_rounds(&[walk_over(1 << 16)], 5);
-        let time = sampler.time_of(walk_over(1 << 16));
+        let outcome = sampler.sample_rounds(&[walk_over(1 << 16)], 5);
         assert!(sampler.units[&walk_over(1 << 16)] > 1000);
-        match time {
-            Ok(time) => assert!(time.value > 0.0 && time.low <= time.high),
+        match outcome {
+            Ok(()) => {
+                let time = sampler.time_of(walk_over(1 << 16));
+                assert!(time.value > 0.0 && time.low <= time.high);
+            }
             Err(error) => assert!(matches!(error, CalibrationError::Busy(_)), "{error}"),
         }
     }

@@ -9,24 +9,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{Ability, IndexSet};
 
-use super::{CapabilityCheck, MissingFacility, build_check};
+use super::{CapabilityCheck, build_check};
+use crate::MissingFacility;
 use crate::act::resctrl::{
-    IoAlloc, MEMORY_BANDWIDTH, MonitorGroup, Resctrl, ResctrlUnavailable, Schemata,
-    describe_holders, groups, list_monitor_groups, missing_traffic,
+    IoAlloc, MEMORY_BANDWIDTH, MonitorGroup, Resctrl, describe_holders, groups,
+    list_monitor_groups, missing_traffic,
 };
 use crate::kernel::Kernel;
 
-type FoundResctrl = Result<Resctrl, ResctrlUnavailable>;
-
-impl From<ResctrlUnavailable> for MissingFacility {
-    fn from(unavailable: ResctrlUnavailable) -> Self {
-        let remedy = unavailable.remedy.as_deref();
-        match unavailable.is_supported {
-            true => MissingFacility::unusable(unavailable.reason, remedy),
-            false => MissingFacility::absent(unavailable.reason, remedy),
-        }
-    }
-}
+type FoundResctrl = Result<Resctrl, MissingFacility>;
 
 /// Builds the check of a facility whose state depends on resctrl.
 fn check_with(
@@ -38,7 +29,7 @@ fn check_with(
 ) -> CapabilityCheck {
     let outcome = match resctrl {
         Ok(found) => outcome(found),
-        Err(unavailable) => Err(unavailable.clone().into()),
+        Err(missing) => Err(missing.clone()),
     };
     build_check(name, abilities, outcome, consequence)
 }
@@ -69,6 +60,13 @@ pub(super) fn check_monitoring(kernel: &dyn Kernel, resctrl: &FoundResctrl) -> C
             .filter_map(|(name, is_counted)| is_counted.then_some(name))
             .collect();
             let mount = resctrl.mount.display();
+            if resctrl.has_unknown_clusters {
+                let reason = format!(
+                    "{mount}: a cache has several memory nodes (sub-NUMA clusters), which this kernel counts wrongly"
+                );
+                let remedy = "Linux 6.11 or later, or firmware without sub-NUMA clusters";
+                return Err(MissingFacility::unusable(reason, Some(remedy)));
+            }
             if names.is_empty() || resctrl.monitored_caches.is_empty() {
                 let reason = format!("{mount}: nothing is counted");
                 return Err(MissingFacility::absent(reason, Some("Intel CMT and MBM")));
@@ -176,16 +174,7 @@ pub(super) fn check_ways(resctrl: &FoundResctrl) -> CapabilityCheck {
         &[Ability::Ways],
         resctrl,
         "caches are divided by colors or not at all",
-        |resctrl| match resctrl.caches.is_empty() {
-            true => {
-                let missing: MissingFacility = resctrl.describe_ways().unwrap_err().into();
-                Err(MissingFacility::absent(
-                    missing.reason,
-                    missing.remedy.as_deref(),
-                ))
-            }
-            false => Ok(resctrl.describe_ways()?),
-        },
+        Resctrl::describe_ways,
     )
 }
 
@@ -230,11 +219,7 @@ pub(super) fn check_io_ways(kernel: &dyn Kernel, resctrl: &FoundResctrl) -> Capa
             let names = groups::list_groups(kernel, &resctrl.mount).unwrap_or_default();
             let mut sharers: BTreeSet<String> = BTreeSet::new();
             for name in names {
-                let path = resctrl.mount.join(&name).join("schemata");
-                let schemata = kernel
-                    .read(&path)
-                    .ok()
-                    .and_then(|text| Schemata::parse(&text).ok());
+                let schemata = groups::read_schemata(kernel, &resctrl.mount.join(&name));
                 let shares_ways = schemata.is_some_and(|schemata| {
                     with_devices.iter().any(|cache| {
                         let mask = schemata.mask_of(cache.level, cache.domain);

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
-    CacheId, CounterEvent, CpuId, CpuSet, EventCounts, PlanItem, ProbeEvidence, ProbeKind,
-    ProbeRequest, RowInterval, TaskId, TimeSpan, complete_rows,
+    CacheId, CounterEvent, CpuId, CpuSet, EventCounts, ProbeEvidence, ProbeKind, ProbeRequest,
+    RowInterval, TaskId, TimeSpan, complete_rows,
 };
 
 use super::{Participant, ProbeRunner};
@@ -52,9 +52,8 @@ pub(crate) struct RowPlacement {
 impl RowPlacement {
     /// Everything that the rows will change, for the journal.
     pub(crate) fn desired_states(&self, probe: &ProbeRequest) -> Vec<DesiredState> {
-        let item = PlanItem::Probe(probe.id);
         self.pausable_participants(probe)
-            .map(|participant| participant.waiting_state(&item))
+            .map(Participant::waiting_state)
             .collect()
     }
 

@@ -12,7 +12,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use cachemate_core::SplitMix64;
+use cachemate_core::{PrimeProbeSample, SplitMix64};
 
 use super::{cycles_now, flush_line};
 
@@ -53,16 +53,16 @@ pub fn wait_time(cache_bytes: Option<u64>) -> Duration {
     Duration::from_secs_f64((0.010 * cache_bytes / f64::from(32 << 20)).clamp(0.010, 0.100))
 }
 
-/// One sample of reloads.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct ReloadSample {
-    /// Reloads that were served by memory.
-    pub missed: u32,
-    /// Lines whose load was timed.
-    pub reloads: u32,
-    /// From the start of priming to the last reload.
-    pub elapsed_ns: u64,
-}
+/// The samples of a bracket: whether the task runs, and whether the sample counts. Two off, one discarded while the task
+/// refills the cache, two on, one off.
+pub const BRACKET: [(bool, bool); 6] = [
+    (false, true),
+    (false, true),
+    (true, false),
+    (true, true),
+    (true, true),
+    (false, true),
+];
 
 impl PrimeProber {
     /// Allocates `buffer_bytes` (a quarter to a half of the cache serves well) and calibrates the threshold of a
@@ -119,7 +119,7 @@ impl PrimeProber {
 
     fn is_buffer_retained(&mut self) -> bool {
         let mut missed_reloads: [u32; 5] =
-            std::array::from_fn(|_| self.sample(Duration::ZERO).missed);
+            std::array::from_fn(|_| self.sample(Duration::ZERO, false).evicted);
         missed_reloads.sort_unstable();
         f64::from(missed_reloads[2]) <= MAX_EVICTED_SHARE * RELOADS as f64
     }
@@ -154,20 +154,22 @@ impl PrimeProber {
         cycles_now() - start
     }
 
-    /// Primes, waits and reloads once. The wait is spent on the processor: on a full machine, another program would
+    /// Primes, waits and reloads once, with the probed task running or kept away. The wait is spent on the processor: on a full machine, another program would
     /// otherwise run here and cause the misses.
-    pub fn sample(&mut self, wait: Duration) -> ReloadSample {
+    pub fn sample(&mut self, wait: Duration, target_running: bool) -> PrimeProbeSample {
         let start = Instant::now();
         self.prime();
         let wait_start = Instant::now();
         while wait_start.elapsed() < wait {
             std::hint::spin_loop();
         }
-        let missed = self.count_missed_reloads() as u32;
-        ReloadSample {
-            missed,
+        let evicted = self.count_missed_reloads() as u32;
+        PrimeProbeSample {
+            target_running,
+            evicted,
             reloads: RELOADS as u32,
             elapsed_ns: start.elapsed().as_nanos() as u64,
+            round_trips_ns: None,
         }
     }
 
@@ -246,9 +248,9 @@ mod tests {
         }
         match PrimeProber::new(2 << 20, 1) {
             Ok(mut prober) => {
-                let sample = prober.sample(Duration::from_millis(1));
+                let sample = prober.sample(Duration::from_millis(1), true);
                 assert!(
-                    sample.missed <= sample.reloads && sample.elapsed_ns >= 1_000_000,
+                    sample.evicted <= sample.reloads && sample.elapsed_ns >= 1_000_000,
                     "{sample:?}"
                 );
             }

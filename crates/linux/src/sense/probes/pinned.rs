@@ -4,7 +4,7 @@ use std::io;
 
 use cachemate_core::{CpuId, CpuSet};
 
-use crate::kernel::{Kernel, LinuxHost};
+use crate::kernel::{Kernel, LinuxHost, clock_ns};
 
 /// Proof that the calling thread is on one CPU; dropping it restores the previous affinity. Probe threads are our own,
 /// so none of this needs the journal.
@@ -47,8 +47,7 @@ impl Drop for PinnedThread {
 
 /// Processor time of the calling thread.
 pub(crate) fn thread_time_ns() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    clock_ns(rustix::time::ClockId::ThreadCPUTime)
 }
 
 /// A cycle counter with a constant rate, for distinguishing hits from misses; serialized against earlier loads.
@@ -66,10 +65,7 @@ pub fn cycles_now() -> u64 {
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
-    {
-        let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-    }
+    clock_ns(rustix::time::ClockId::Monotonic)
 }
 
 /// Removes the cache line of this word from all caches; without effect on processors other than x86-64.

@@ -13,7 +13,6 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use cachemate_core::{ReuseSample, SplitMix64};
@@ -21,10 +20,10 @@ use perf_event_open_sys as perf;
 
 use super::watch_candidates::{PageMap, WatchCandidates};
 use crate::kernel::Kernel;
-use crate::kernel::memory_map::MemoryMap;
 use crate::sense::events::open_event;
+use crate::sense::sampling::records::{take_record, u64_at};
+use crate::sense::sampling::ring::SampleRing;
 
-const PAGE_BYTES: usize = 4096;
 /// Touches per word: one that starts the clock, and one that ends it.
 const TOUCHES_PER_WORD: i32 = 2;
 /// Bytes per record of a touch.
@@ -35,7 +34,8 @@ pub const DEBUG_REGISTERS: usize = 4;
 /// One watched word of one thread.
 struct Watchpoint {
     file: File,
-    ring: MemoryMap,
+    ring: SampleRing,
+    touches_ns: Vec<u64>,
 }
 
 impl Watchpoint {
@@ -53,14 +53,16 @@ impl Watchpoint {
         attr.set_exclude_kernel(1);
         attr.set_exclude_hv(1);
         let file = open_event(attr, (tid, -1), None)?;
-        // One control page and one page of records.
-        let ring = MemoryMap::of_file(&file, 2 * PAGE_BYTES, true)?;
-        let watchpoint = Watchpoint { file, ring };
+        let ring = SampleRing::map(&file, TOUCHES_PER_WORD as usize * RECORD_BYTES)?;
         // SAFETY: the call takes an integer and touches no memory of ours.
-        if unsafe { perf::ioctls::REFRESH(watchpoint.file.as_raw_fd(), TOUCHES_PER_WORD) } < 0 {
+        if unsafe { perf::ioctls::REFRESH(file.as_raw_fd(), TOUCHES_PER_WORD) } < 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(watchpoint)
+        Ok(Watchpoint {
+            file,
+            ring,
+            touches_ns: Vec::new(),
+        })
     }
 
     /// Time that the thread has run since the watch began; `None` if the kernel did not report it.
@@ -72,40 +74,16 @@ impl Watchpoint {
     }
 
     /// Times of its touches so far, in running time of the thread.
-    fn touches_ns(&self) -> Vec<u64> {
-        // SAFETY: the first page is the kernel's control page, which lives as long as the mapping; the head is written
-        // by the kernel and read once, with the fence that its documentation asks for.
-        let head = unsafe {
-            let page = self
-                .ring
-                .start()
-                .cast::<perf::bindings::perf_event_mmap_page>();
-            (*ptr::addr_of!((*page).data_head).cast::<AtomicU64>()).load(Ordering::Relaxed)
-        };
-        fence(Ordering::Acquire);
-        let mut touch_times_ns = Vec::new();
-        let mut offset = 0usize;
-        // Two records of 24 bytes (header, count, time): the ring never wraps.
-        while offset + RECORD_BYTES <= (head as usize).min(PAGE_BYTES) {
-            let mut record = [0u8; RECORD_BYTES];
-            // SAFETY: `offset + RECORD_BYTES` lies within the page of records that the kernel has finished up to `head`.
-            unsafe {
-                ptr::copy_nonoverlapping(
-                    self.ring.start().add(PAGE_BYTES + offset),
-                    record.as_mut_ptr(),
-                    RECORD_BYTES,
-                )
-            };
-            let record_type = u32::from_ne_bytes([record[0], record[1], record[2], record[3]]);
-            let size = usize::from(u16::from_ne_bytes([record[6], record[7]]));
-            if record_type == perf::bindings::PERF_RECORD_SAMPLE {
-                touch_times_ns.push(u64::from_ne_bytes(
-                    record[16..].try_into().expect("eight bytes"),
-                ));
+    fn touches_ns(&mut self) -> &[u64] {
+        let bytes = self.ring.take_bytes();
+        let mut records = bytes.as_slice();
+        while let Some((record_type, _, record)) = take_record(&mut records) {
+            // A header, the count, and the time.
+            if record_type == perf::bindings::PERF_RECORD_SAMPLE && record.len() == RECORD_BYTES {
+                self.touches_ns.push(u64_at(record, 16));
             }
-            offset += size.max(8);
         }
-        touch_times_ns
+        &self.touches_ns
     }
 }
 
@@ -115,7 +93,7 @@ impl Watchpoint {
 /// No watchpoint can be set, or it does not fire.
 pub fn test_watchpoint() -> io::Result<String> {
     let word = Box::new(std::hint::black_box(1u64));
-    let watch = Watchpoint::arm(0, ptr::from_ref(word.as_ref()) as u64)?;
+    let mut watch = Watchpoint::arm(0, ptr::from_ref(word.as_ref()) as u64)?;
     for _ in 0..3 {
         // SAFETY: a volatile read of a live value; the compiler may not leave it out.
         unsafe { ptr::read_volatile(word.as_ref()) };
@@ -182,17 +160,18 @@ pub fn sample_reuses(kernel: &dyn Kernel, target: WatchTarget<'_>) -> io::Result
         let wait_end = (Instant::now() + patience).min(deadline);
         while Instant::now() < wait_end
             && watchpoints
-                .iter()
+                .iter_mut()
                 .any(|(_, watch)| watch.touches_ns().len() < 2)
         {
             std::thread::sleep(Duration::from_millis(1));
         }
         let mut has_touch = false;
-        for (address, watch) in &watchpoints {
+        for (address, watch) in &mut watchpoints {
+            let ran_ns = watch.run_time_ns();
             let touches_ns = watch.touches_ns();
             words.record_watch(*address, !touches_ns.is_empty());
             has_touch |= !touches_ns.is_empty();
-            samples.extend(reuse_sample(&touches_ns, watch.run_time_ns()));
+            samples.extend(reuse_sample(touches_ns, ran_ns));
         }
         // Words that were not touched give no sample. If no word of a round was touched, and the time does not suffice
         // for another round, the search ends.
@@ -238,7 +217,7 @@ mod tests {
         let word = Box::new(std::hint::black_box(1u64));
         // Tests beside this one may hold the watch points for a moment.
         let give_up = Instant::now() + Duration::from_secs(20);
-        let watch = loop {
+        let mut watch = loop {
             match Watchpoint::arm(0, ptr::from_ref(word.as_ref()) as u64) {
                 Ok(watch) => break watch,
                 Err(error) => assert!(Instant::now() < give_up, "{error}"),
@@ -251,7 +230,7 @@ mod tests {
             // SAFETY: a volatile read of a live value; the compiler may not leave it out.
             unsafe { ptr::read_volatile(word.as_ref()) };
         }
-        let touches = watch.touches_ns();
+        let touches = watch.touches_ns().to_vec();
         assert_eq!(touches.len(), 2);
         assert!(
             touches[1] - touches[0] < asleep.as_nanos() as u64 / 2,

@@ -70,8 +70,7 @@ pub fn unroll_ring(ring: &[u8], tail: u64, head: u64) -> Vec<u8> {
 /// Reads records until the bytes end; a record that is cut or has an impossible size ends the reading.
 pub fn parse_samples(bytes: &[u8], contents: &mut RingContents) {
     let mut remaining_records = bytes;
-    while let Some((record_type, misc, record)) = next_record(remaining_records) {
-        remaining_records = &remaining_records[record.len()..];
+    while let Some((record_type, misc, record)) = take_record(&mut remaining_records) {
         match record_type {
             perf::PERF_RECORD_SAMPLE if record.len() >= SAMPLE_BYTES => {
                 record_sample(misc, record, contents)
@@ -102,8 +101,7 @@ pub struct TraceContents {
 /// size ends the reading.
 pub fn parse_trace(bytes: &[u8], tid: i32, contents: &mut TraceContents) {
     let mut remaining_records = bytes;
-    while let Some((record_type, misc, record)) = next_record(remaining_records) {
-        remaining_records = &remaining_records[record.len()..];
+    while let Some((record_type, misc, record)) = take_record(&mut remaining_records) {
         if record_type != perf::PERF_RECORD_SAMPLE {
             contents.lost_count = contents
                 .lost_count
@@ -148,15 +146,19 @@ fn is_program_access(misc: u16, address: u64) -> bool {
     misc & MODE_MASK == MODE_USER && address != 0 && address >> 63 == 0
 }
 
-fn next_record(bytes: &[u8]) -> Option<(u32, u16, &[u8])> {
+/// The type, the `misc` and the bytes of the first record, which is taken off; `None` if it is cut.
+pub(crate) fn take_record<'a>(bytes: &mut &'a [u8]) -> Option<(u32, u16, &'a [u8])> {
     let header: [u8; 8] = bytes.get(..8)?.try_into().ok()?;
     let record_type = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]);
     let misc = u16::from_ne_bytes([header[4], header[5]]);
     let size = usize::from(u16::from_ne_bytes([header[6], header[7]]));
-    Some((record_type, misc, bytes.get(..size).filter(|_| size >= 8)?))
+    let (record, rest) = bytes.split_at_checked(size).filter(|_| size >= 8)?;
+    *bytes = rest;
+    Some((record_type, misc, record))
 }
 
-fn u64_at(record: &[u8], index: usize) -> u64 {
+/// The field of eight bytes at `index`, which the record must contain.
+pub(crate) fn u64_at(record: &[u8], index: usize) -> u64 {
     u64::from_ne_bytes(
         record[index..index + 8]
             .try_into()

@@ -547,8 +547,8 @@ fn register_services(registry: &mut Registry, services: &[ServiceSnapshot]) {
     register_losses(
         registry,
         "service_run_time_loss_ratio",
-        "Run time that users feel to be added, as a share of the run time without the other services: cache loss and waiting \
-         loss together, or the measured one of them",
+        "Run time that users feel to be added, as a share of the run time without the other services: by the rate of work, else \
+         cache loss and waiting loss together, or the measured one of them",
         loss_rows(|status| {
             PercentLoss::new(status.run_time_percent, status.run_time_range_percent)
         }),

@@ -167,11 +167,12 @@ impl WaitingHistory {
 
     /// The ratio of CPUs in use without others, if it says that clients wait for this service.
     fn closed_loop_ratio(&self) -> Option<Estimate> {
-        let high = self.bounds()?.1 * (1.0 + BOUND_TOLERANCE);
+        let (_, high) = self.bounds()?;
         let ratio = self.ratio_alone(|done| Some(done.ran_ns))?;
-        (ratio.low > 1.0 && ratio.low <= high).then_some(Estimate {
+        let is_explained = ratio.low <= high * (1.0 + BOUND_TOLERANCE);
+        (ratio.low > 1.0 && is_explained).then_some(Estimate {
             value: ratio.value.min(high),
-            low: ratio.low,
+            low: ratio.low.min(high),
             high: ratio.high.min(high),
         })
     }
@@ -180,7 +181,7 @@ impl WaitingHistory {
     pub(super) fn loss(&self) -> Option<Estimate> {
         let (low, mut high) = self.bounds().filter(|_| self.has_evidence())?;
         let divided = self.sum(|window| window.demand_ns) / self.sum(|window| window.own_ns);
-        let divided = divided.clamp(low, high);
+        let divided = divided.max(low).min(high);
         // A service that does as much as alone lost no more than windows alone vary, or its work waited for it.
         if let Some(ratio) = self.ratio_alone(|done| Some(done.ran_ns))
             && ratio.low <= 1.0

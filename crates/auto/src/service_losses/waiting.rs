@@ -204,7 +204,12 @@ impl WaitingHistory {
     /// The run time that other services add to a service whose clients wait for it, by its rate of work.
     pub(super) fn work_loss(&self) -> Option<Estimate> {
         let by_cpus = self.closed_loop_ratio().filter(|_| self.has_evidence())?;
-        let (metric, _) = self.windows.back()?.done.work?;
+        // A short program may leave a window without a count.
+        let (metric, _) = self
+            .windows
+            .iter()
+            .rev()
+            .find_map(|window| window.done.work)?;
         let work_in = |done: &WindowWork| done.work.filter(|(other, _)| *other == metric);
         let by_work = self.ratio_alone(|done| work_in(done).map(|(_, work)| work))?;
         let is_proxy = matches!(metric, WorkMetric::Proxy(_));

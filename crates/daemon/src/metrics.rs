@@ -518,8 +518,8 @@ fn register_services(registry: &mut Registry, services: &[ServiceSnapshot]) {
     register_measured(
         registry,
         "service_run_time_loss_ratio",
-        "Run time that users feel to be added, as a share of the run time without the other services: cache loss and waiting \
-         loss together, or the measured one of them",
+        "Run time that users feel to be added, as a share of the run time without the other services: by the rate of work, else \
+         cache loss and waiting loss together, or the measured one of them",
         loss_rows(|status| (status.run_time_percent, status.run_time_range_percent)),
     );
     register_measured(

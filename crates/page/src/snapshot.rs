@@ -206,8 +206,8 @@ pub struct ServiceSnapshot {
     pub cpu_share: f64,
     /// Time in which its threads waited for a CPU, over elapsed time; `None` if the kernel does not report it.
     pub waiting_share: Option<f64>,
-    /// Run time that users feel to be added: the product of both losses, or the measured one of them; `None` if neither
-    /// was measured.
+    /// Run time that users feel to be added: by the rate of work, else the product of both losses, or the measured one of
+    /// them; `None` if none was measured.
     pub run_time_percent: Option<f64>,
     /// Ends of its interval.
     pub run_time_range_percent: Option<(f64, f64)>,

@@ -47,6 +47,15 @@ impl WorkMetric {
             WorkMetric::Proxy(_) => "events",
         }
     }
+
+    /// The amount in a window; `None` if it was not counted.
+    pub fn count(self, task: &TaskSample) -> Option<f64> {
+        match self {
+            WorkMetric::Reported => task.progress,
+            WorkMetric::Instructions => task.counts.get(CounterEvent::Instructions),
+            WorkMetric::Proxy(event) => task.counts.get(event),
+        }
+    }
 }
 
 /// The metrics of a task in a window of `elapsed_ns` with their positive values, the best first.
@@ -61,16 +70,13 @@ pub fn metrics_of(
     WorkMetric::BEST_FIRST
         .into_iter()
         .filter_map(move |metric| {
-            let count = match metric {
-                WorkMetric::Reported => task.progress,
-                WorkMetric::Instructions => task.counts.get(CounterEvent::Instructions),
-                WorkMetric::Proxy(event) => task
-                    .counts
-                    .get(event)
-                    .filter(|count| wants_cpu && *count >= MIN_EVENTS),
+            let is_measure = |count: &f64| match metric {
+                WorkMetric::Proxy(_) => wants_cpu && *count >= MIN_EVENTS,
+                _ => *count > 0.0,
             };
-            count
-                .filter(|count| *count > 0.0)
+            metric
+                .count(task)
+                .filter(is_measure)
                 .map(|count| (metric, count))
         })
 }

@@ -1,7 +1,8 @@
 //! Finds which services slow each other down, by how much, and with what certainty.
 //!
 //! Problem: hosts show threads, and a loss has several possible causes. A service has two losses, because it can be slower
-//! while it runs (*cache*, by CPU second) and it can wait for CPUs (*waiting*, [`waiting`]); its users feel their product.
+//! while it runs (*cache*, by CPU second) and it can wait for CPUs (*waiting*, [`waiting`]); its users feel their product,
+//! which the rate of work shows directly if clients wait for the service.
 //! Method for the cache: each window gives every service a speed (work by processor time) and the presence of every other
 //! service on its caches (in CPUs). Three sources of evidence are used, in this order:
 //! 1. *Measured.* A regression of the speed on the presences separates co-runners that come and go. It needs windows
@@ -34,12 +35,12 @@ use cachemate_core::{
     ServiceIdentity, ShareMember, SoloBasis, TaskId, TaskSample, Topology,
 };
 use cachemate_papers::solo_speeds::SoloSpeeds;
-use cachemate_papers::work_metric::{WorkMetric, metrics_of};
+use cachemate_papers::work_metric::{MIN_EVENTS, WorkMetric, metrics_of};
 
 pub(crate) use probe_rows::{ProbeRows, counts_of_tasks};
 use regression::{EffectEstimate, EffectRegression};
 pub use waiting::WaitingCause;
-use waiting::WaitingHistory;
+use waiting::{WaitingHistory, WindowWork};
 
 /// Maximum number of services with a regression; the busiest are chosen.
 const MAX_SERVICES: usize = 64;
@@ -51,6 +52,8 @@ const MIN_WINDOWS: u32 = 3;
 const MIN_PRESENCE: f64 = 0.02;
 /// Minimum number of standard errors with which an effect counts as measured.
 const MIN_STANDARD_ERRORS: f64 = 2.0;
+/// Minimum part of a service's run time in threads whose work is counted, before the sum is the work of the service.
+const MIN_COUNTED_SHARE: f64 = 0.9;
 /// Minimum measured slowdown that is attributed to co-runners.
 const MIN_ATTRIBUTED_SLOWDOWN: f64 = 0.01;
 /// A program that evicts less than this share of a probe's lines takes no cache from others.
@@ -113,12 +116,17 @@ pub struct ServiceSlowdown {
     pub is_cache_complete: bool,
     /// Run time added by waiting for CPUs on which other services run; `None` if unknown.
     pub waiting: Option<Estimate>,
+    /// Run time added by both, by the rate of work; `None` unless work is counted, and clients wait for the service.
+    pub work: Option<Estimate>,
 }
 
 impl ServiceSlowdown {
-    /// The run time that the users of the service feel: the product of both losses, or the one that is known. A
-    /// forecast is not felt. `None` if neither was measured.
+    /// The run time that the users of the service feel: by the rate of work, else the product of both losses, or the one
+    /// that is known. A forecast is not felt. `None` if none was measured.
     pub fn run_time(&self) -> Option<Estimate> {
+        if self.work.is_some() {
+            return self.work;
+        }
         let cache = self
             .cache
             .filter(|(_, source)| *source != LossSource::Forecast)
@@ -131,7 +139,7 @@ impl ServiceSlowdown {
 
     /// Whether both losses were measured completely, so that [`Self::run_time`] is not only a lower bound.
     pub fn is_complete(&self) -> bool {
-        self.waiting.is_some() && self.is_cache_complete
+        self.work.is_some() || self.waiting.is_some() && self.is_cache_complete
     }
 }
 
@@ -563,6 +571,7 @@ impl ServiceLosses {
         });
 
         report.slowdown.waiting = history.waiting.loss();
+        report.slowdown.work = history.waiting.work_loss();
         report.waiting_causes = history.waiting.causes();
         report.slowdown.cache = solo_slowdown
             .map(|solo| (Estimate::exact(solo), LossSource::Measured))
@@ -624,13 +633,25 @@ impl ServiceHistory {
         is_disturbed: bool,
     ) {
         let activity = &activities[service];
-        self.waiting
-            .observe(service, activities, (window, elapsed_ns));
         let presence_of = |co_runner: &ServiceIdentity| {
             activities.get(co_runner).map_or((0.0, false), |other| {
                 (activity.presence_of(other, elapsed_ns), other.is_confined)
             })
         };
+        let others = activities.keys().filter(|other| ***other != *service);
+        let others_on_caches: f64 = others.map(|other| presence_of(other).0).sum();
+        let done = WindowWork {
+            elapsed_ns: elapsed_ns as f64,
+            ran_ns: activity.ran_ns as f64,
+            work: counted_work(activity),
+        };
+        self.waiting.observe(
+            service,
+            activities,
+            window,
+            done,
+            (!is_disturbed).then_some(others_on_caches),
+        );
         let min_present_ns = (MIN_PRESENCE * elapsed_ns as f64) as u64;
         let may_be_present =
             |(other, activity): &(&Cow<'_, ServiceIdentity>, &ServiceActivity<'_>)| {
@@ -1060,6 +1081,31 @@ fn service_speed(activity: &ServiceActivity<'_>, elapsed_ns: u64) -> Option<(Wor
     // The speed of threads that ran for less than half of the time is not that of the service.
     (ran_ns > 0 && 2 * ran_ns >= activity.ran_ns && work_sum > 0.0)
         .then(|| (metric, work_sum * 1e9 / ran_ns as f64))
+}
+
+/// The work of all threads by the best metric that covers them; a rate of page faults is not one of work.
+fn counted_work(activity: &ServiceActivity<'_>) -> Option<(WorkMetric, f64)> {
+    let work_by = |metric: WorkMetric| {
+        let counts = activity
+            .tasks
+            .iter()
+            .filter_map(|task| Some((task.ran_ns(), metric.count(task)?)));
+        let (ran_ns, work) = counts.fold((0, 0.0), |(ran_ns, work), (ns, count)| {
+            (ran_ns + ns, work + count)
+        });
+        let (covers_all, is_enough) = match metric {
+            WorkMetric::Reported => (true, work > 0.0),
+            WorkMetric::Instructions => (false, work > 0.0),
+            WorkMetric::Proxy(_) => (false, work >= MIN_EVENTS),
+        };
+        let covers_all = covers_all || ran_ns as f64 >= MIN_COUNTED_SHARE * activity.ran_ns as f64;
+        (covers_all && is_enough).then_some((metric, work))
+    };
+    let is_work = |metric: &WorkMetric| *metric != WorkMetric::Proxy(CounterEvent::PageFaults);
+    WorkMetric::BEST_FIRST
+        .into_iter()
+        .filter(is_work)
+        .find_map(work_by)
 }
 
 fn busiest_profile<'p>(

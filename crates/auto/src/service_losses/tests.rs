@@ -1,3 +1,5 @@
+mod scheduled;
+
 use super::*;
 use cachemate_core::test_support::{last_level_caches, observation_of};
 use cachemate_core::{
@@ -428,7 +430,7 @@ fn a_spinner_is_named_for_waiting_and_never_for_the_cache() {
             let shares = if is_beside {
                 (0.45 + noise, 0.55 - noise)
             } else {
-                (0.98 - noise, 0.02 + 0.2 * noise)
+                (0.98 - noise, 0.2 * noise)
             };
             let waiting_share = shares.1 / (shares.0 + shares.1);
             let speed =
@@ -447,12 +449,20 @@ fn a_spinner_is_named_for_waiting_and_never_for_the_cache() {
             let report = report_of(&reports, &store);
             assert!(report.losses.is_empty(), "window {number}: {report:?}");
             if number % 40 == 39 {
+                // In the mean it ran for 0.93 of a CPU alone and for 0.5 beside the spinner, whose preemptions cost it speed.
+                let expected = 0.93 / 0.5 - 1.0;
+                let felt = 0.93 * (1.0 - 0.01 * preemption_cost)
+                    / (0.5 * (1.0 - 0.5 * preemption_cost))
+                    - 1.0;
                 let waiting = report.slowdown.waiting.unwrap();
-                assert!(
-                    waiting.low < 1.0 && 1.0 < waiting.high && waiting.high - waiting.low < 0.3,
-                    "{waiting:?}"
-                );
-                assert_eq!(report.slowdown.run_time(), Some(waiting));
+                let run_time = report.slowdown.run_time().unwrap();
+                for (loss, truth) in [(waiting, expected), (run_time, felt)] {
+                    let is_narrow = loss.high - loss.low < 0.3;
+                    assert!(
+                        loss.low < truth && truth < loss.high && is_narrow,
+                        "{loss:?} {truth}"
+                    );
+                }
                 assert_eq!(report.waiting_causes[0].cause, Some(spinner.clone()));
                 assert!(report.waiting_causes[0].share > 0.99, "{report:?}");
             }
@@ -570,6 +580,7 @@ fn a_promise_without_speeds_is_judged_by_the_losses_of_its_service() {
                 cache: cache.map(|loss| (around(loss), LossSource::Measured)),
                 is_cache_complete,
                 waiting: waiting.map(around),
+                work: None,
             },
             ..report_of(&reports, &store).clone()
         };

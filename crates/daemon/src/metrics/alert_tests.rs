@@ -42,6 +42,7 @@ fn status_fixture(waiting: f64, cache: f64, promise: PromiseState, events: u64) 
             cache: Some((around(cache), LossSource::Measured)),
             is_cache_complete: true,
             waiting: Some(around(waiting)),
+            work: None,
         },
         losses: vec![ServiceLoss {
             cause: unit("backup"),

@@ -23,7 +23,6 @@
 pub mod figure;
 mod html;
 mod html_page;
-mod policy_outcome;
 mod results;
 mod table;
 pub mod terminal;
@@ -31,6 +30,5 @@ pub mod text;
 
 pub use html::StudyPage;
 pub use html_page::{render_page, scroll_box};
-pub use policy_outcome::{PolicyOutcome, ProgramOutcome, ReportedDecision, TimeSeries};
 pub use results::*;
 pub use table::{Align, Table};

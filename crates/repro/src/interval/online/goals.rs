@@ -36,23 +36,10 @@ const CACHE_MODES: [(&str, &str, bool, bool); 5] = [
 ];
 
 /// The slowdown of both programs relative to running alone, once settled, in percent.
-fn slowdown_percents(outcome: &PolicyOutcome) -> [f64; 2] {
-    let settled_from_index = outcome.series.seconds.len() * 3 / 4;
-    [0, 1].map(|program_index| {
-        let settled_slowdowns = outcome
-            .series
-            .slowdown
-            .get(program_index)
-            .map_or(&[][..], |row| &row[settled_from_index.min(row.len())..]);
-        100.0
-            * (1.0
-                / mean_speed(
-                    &settled_slowdowns
-                        .iter()
-                        .filter_map(|value| *value)
-                        .collect::<Vec<f64>>(),
-                )
-                - 1.0)
+fn slowdown_percents(outcome: &QueryOutcome) -> [f64; 2] {
+    [0, 1].map(|program| {
+        let speed = mean_speed(settled_part(&outcome.slowdowns_over_time[program]));
+        100.0 * (1.0 / speed - 1.0)
     })
 }
 

@@ -38,13 +38,16 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             by.split(':').next().unwrap_or(by)
         ));
         let run = run_query(context, &query, by)?;
-        let slowdowns = run.programs.iter().map(|program| program.slowdown_on_cpu);
-        let slowdowns_on_cpu: Vec<f64> = slowdowns
-            .collect::<Option<_>>()
-            .ok_or_else(|| failed(by)("a thread never ran"))?;
+        let never_ran_error = || failed(by)("a thread never ran");
+        let slowdowns_on_cpu: Vec<f64> = run
+            .jobs
+            .iter()
+            .map(|job| job.slowdown_on_cpu.ok_or_else(never_ran_error))
+            .collect::<Result<_>>()?;
+        let speeds = run.jobs.iter().filter_map(|job| Some(1.0 / job.slowdown?));
         Ok((
             mean(&slowdowns_on_cpu),
-            run.weighted_speedup.unwrap_or(f64::NAN),
+            speeds.sum::<f64>(),
             run.overhead_seconds,
         ))
     })?;

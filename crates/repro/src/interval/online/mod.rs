@@ -16,11 +16,10 @@ use std::sync::Arc;
 
 use cachemate_core::{CacheLevel, MachineSpec};
 use cachemate_interval::{IntervalJob, PhasedProgram};
-use cachemate_report::PolicyOutcome;
 use serde::{Deserialize, Serialize};
 
 use super::nominal::{HOUR_PROFILE_CYCLES, measure};
-use super::whatif::{WhatIfQuery, run_query};
+use super::whatif::{QueryOutcome, WhatIfQuery, run_query};
 use crate::cp::CHIP_MACHINE;
 use crate::setup::failed;
 use crate::{ExperimentContext, Finding, Result, ResultTarget, mean};
@@ -70,31 +69,27 @@ struct Speedup {
     whole: f64,
 }
 
-/// The mean speed relative to running alone, from the slowdowns in stretches of equal length.
-fn mean_speed(slowdowns: &[f64]) -> f64 {
-    mean(slowdowns.iter().map(|slowdown| 1.0 / slowdown))
+/// The mean speed relative to running alone, from the slowdowns in stretches of equal length; NaN
+/// if the job ran in none.
+fn mean_speed(slowdowns: &[Option<f64>]) -> f64 {
+    mean(slowdowns.iter().flatten().map(|slowdown| 1.0 / slowdown))
 }
 
-fn speedup_of_outcome(outcome: &PolicyOutcome) -> Speedup {
-    let slowdown_rows = &outcome.series.slowdown;
-    let speedup_from = |start: usize| -> f64 {
-        let mean_speed_of_row = |row: &Vec<Option<f64>>| {
-            let values: Vec<f64> = row[start.min(row.len())..]
-                .iter()
-                .filter_map(|value| *value)
-                .collect();
-            if values.is_empty() {
-                0.0
-            } else {
-                mean_speed(&values)
-            }
-        };
-        slowdown_rows.iter().map(mean_speed_of_row).sum()
-    };
+/// The last quarter of a job's slowdowns over time, in which a policy has settled.
+fn settled_part(slowdowns: &[Option<f64>]) -> &[Option<f64>] {
+    &slowdowns[slowdowns.len() * 3 / 4..]
+}
 
+fn speedup_of_outcome(outcome: &QueryOutcome) -> Speedup {
+    // A job that never ran has no speed, and adds none.
+    let speed_or_zero = |slowdowns: &[Option<f64>]| {
+        let speed = mean_speed(slowdowns);
+        if speed.is_nan() { 0.0 } else { speed }
+    };
+    let rows = || outcome.slowdowns_over_time.iter();
     Speedup {
-        settled: speedup_from(outcome.series.seconds.len() * 3 / 4),
-        whole: speedup_from(0),
+        settled: rows().map(|row| speed_or_zero(settled_part(row))).sum(),
+        whole: rows().map(|row| speed_or_zero(row)).sum(),
     }
 }
 

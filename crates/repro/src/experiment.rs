@@ -374,6 +374,12 @@ impl Finding {
         self.points = points;
         self
     }
+    /// The seeds of a single value that was computed from the runs of all of them.
+    #[must_use]
+    pub fn over_seeds(mut self, seeds: &[u64]) -> Self {
+        self.seeds = seeds.to_vec();
+        self
+    }
     /// Sets the time scale; 1 means that times are as published.
     #[must_use]
     pub fn with_time_scale(mut self, scale: f64) -> Self {

@@ -20,7 +20,7 @@ use crate::auto::{MixFamily, RIVALS, draw};
 use crate::cp::CHIP_MACHINE;
 use crate::interval::whatif::build_interval_pipeline;
 use crate::setup::failed;
-use crate::{DataPoint, ExperimentContext, ExperimentRun, Finding, Result, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, ExperimentRun, Finding, Result, mean};
 use cachemate_forecast::plan_search::{PlanEvaluator, max_slowdown};
 
 /// Machines without partitions, with ways, and with page colors.
@@ -395,20 +395,12 @@ fn rival_finding(seed: u64, feasible_outcomes: &[&MixOutcome], rival: usize) -> 
         .iter()
         .filter_map(|(_, work_over_best)| Some(100.0 * (1.0 - (*work_over_best)?)))
         .collect();
-    let title = format!(
-        "'{}': feasible mixes in which all promises are kept",
-        RIVALS[rival]
-    );
     let kept_percent = percent_of(kept.len() as u32, feasible_outcomes.len() as u32);
     let note = format!("{:.1} % of work lost in them", mean(&lost_percents));
-    let values = [(seed, kept_percent)];
-    Finding::new(
-        "PROMISES-7",
-        &title,
-        "none: ours",
-        "%",
-        ResultTarget::Shown,
-        &values,
+    Finding::declared_for(
+        "promises-7-rival",
+        &[RIVALS[rival]],
+        &[(seed, kept_percent)],
     )
     .with_note(note)
 }

@@ -563,21 +563,12 @@ fn mix_findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Fi
         let mean_gains_by_mix = measured_mix_indices(mixes)
             .map(|nth| values_of(mixes, nth, |mix| mix.by[index].ipc_gain));
         let lowest_mean_gain = least(mean_gains_by_mix.map(|gains| mean(&gains)));
-        let title = format!("lowest IPC gain of any mix, mean over seeds: {name}");
-        let target = ResultTarget::AtLeast {
-            target: -1.0,
-            paper_best: Some(1.4),
-        };
-        let mut lowest_gain_finding = Finding::new(
-            "AV-3",
-            &title,
-            "+1.4 %",
-            "%",
-            target,
+        let lowest_gain_finding = Finding::declared_for(
+            "av-3-lowest-gain",
+            &[name],
             &[(context.seeds[0], lowest_mean_gain)],
         );
-        lowest_gain_finding.seeds.clone_from(&context.seeds);
-        findings.push(lowest_gain_finding);
+        findings.push(lowest_gain_finding.over_seeds(&context.seeds));
     }
     findings[0]
         .points

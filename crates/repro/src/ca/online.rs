@@ -26,8 +26,7 @@ use crate::solo;
 use crate::steered;
 use crate::work::{self, WorkRun};
 use crate::{
-    DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, greatest, least,
-    mean,
+    DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, greatest, least, mean,
 };
 
 /// CA Table 2.
@@ -536,22 +535,9 @@ fn four_core_findings(
             .map(|(index, &seed)| (seed, worst_of_seed(index)))
             .collect()
     };
-    let worst_finding = |name: &str, figure_getter: FigureGetter| {
-        let description =
-            format!("{name} above optimal on four cores, on the workload where it is farthest");
-        let target = ResultTarget::AtMost {
-            target: 2.0,
-            paper_best: None,
-        };
-        Finding::new(
-            "CA-6",
-            &description,
-            "within 2 %",
-            "%",
-            target,
-            &worst_excess_by_seed(figure_getter),
-        )
-        .require_every_seed()
+    let worst_finding = |policy: &str, figure_getter: FigureGetter| {
+        let per_seed = worst_excess_by_seed(figure_getter);
+        Finding::declared_for("ca-6-above-optimal", &[policy], &per_seed).require_every_seed()
     };
     let di_finding = worst_finding("DI", FIGURE_SERIES[0].1)
         .with_points(points)
@@ -847,20 +833,19 @@ fn eight_core_findings(
     let note = "Means over seeds (orders of arrival and frames) first, then the best and the least over workloads and \
                 both policies. Optimal = the assignment with the least sum of measured pair slowdowns, run. Where that \
                 loses: 100 if the policies lose no more, else 0.";
-    let single_seed_finding = |name: &str, value: f64| {
-        let mut finding = Finding::declared(name, &[(seeds[0], value)]);
-        finding.time_scale = SCALE.scale_of(context) as f64;
-        finding.seeds = seeds.to_vec();
-        finding
+    let single_value_finding = |name: &str, value: f64| {
+        Finding::declared(name, &[(seeds[0], value)])
+            .over_seeds(seeds)
+            .with_time_scale(SCALE.scale_of(context) as f64)
     };
-    let mut best_gain_finding = single_seed_finding("ca-7-best-workload", best_mean)
+    let mut best_gain_finding = single_value_finding("ca-7-best-workload", best_mean)
         .with_points(points)
         .with_note(note);
     best_gain_finding.figures = figures;
     vec![
         best_gain_finding,
-        single_seed_finding("ca-7-share-of-optimal", ratio),
-        single_seed_finding("ca-7-least-gain", least_mean),
+        single_value_finding("ca-7-share-of-optimal", ratio),
+        single_value_finding("ca-7-least-gain", least_mean),
     ]
 }
 

@@ -16,7 +16,7 @@ use super::pairs::{ProgramPair, SoloWork, measure_solos, pair_inputs, pair_on_ch
 use crate::run_request;
 use crate::seeded_runs::SeededRuns;
 use crate::steered;
-use crate::{ExperimentContext, Finding, Result, ResultFigure, ResultTarget, greatest, mean};
+use crate::{ExperimentContext, Finding, Result, ResultFigure, greatest, mean};
 
 /// Pairs whose first program has the floor.
 pub(crate) const PAIRS: [ProgramPair; 3] = [("vortex", "art"), ("twolf", "mcf"), ("parser", "gap")];
@@ -240,14 +240,7 @@ fn goals_finding(
         ..BarChart::default()
     };
 
-    Finding::new(
-        "GOALS",
-        "slowdown of a program that is never to be more than 5 % slower than alone, worst",
-        "not in the papers",
-        "%",
-        ResultTarget::AtMost { target: 100.0 * FLOOR_SLOWDOWN, paper_best: None },
-        &per_seed,
-    )
+    Finding::declared("goals-floor", &per_seed)
     .with_points(points)
     .with_time_scale(scale.scale as f64)
     .with_note(format!(

@@ -5,9 +5,7 @@ use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ReferenceLine, S
 
 use super::pairs::{MeasuredPair, PairForecast, ProgramPair};
 use super::{COLORS, RunScale};
-use crate::{
-    DataPoint, ExperimentContext, Finding, ResultFigure, ResultTarget, greatest, least, mean,
-};
+use crate::{DataPoint, ExperimentContext, Finding, ResultFigure, greatest, least, mean};
 
 pub(super) fn to_percent(share: f64) -> f64 {
     100.0 * share
@@ -180,23 +178,9 @@ pub(super) fn chosen_sum_finding(
                 values,
             )
         });
-    Finding::new(
-        "CP-2",
-        &format!("worst sum of gains of the chosen splits, {method}"),
-        "not given; the best splits were found by trying all",
-        "%",
-        ResultTarget::AtLeast { target: -1.0, paper_best: None },
-        &per_seed,
-    )
-    .with_points(points.collect())
-    .with_time_scale(scale.scale as f64)
-    .with_note(
-        "For weighted speed-up; a pair stays shared (0) where less than 1 % is expected of dividing. Offline: by the exact \
-         solver from curves of each program alone under the first seed, against a measured run of the pair sharing; judged \
-         under all seeds. Online: by the policy, from traces (code among them) taken while the pair ran, tried and kept \
-         only where the programs measured at least 1 % faster.",
-
-    )
+    Finding::declared_for("cp-2-chosen-splits", &[method], &per_seed)
+        .with_points(points.collect())
+        .with_time_scale(scale.scale as f64)
 }
 
 pub(super) fn recovery_finding(

@@ -167,16 +167,10 @@ pub struct SizeSweep<'a> {
 }
 
 impl SizeSweep<'_> {
-    /// The finding of a metric at the size where it is worst, which every seed must meet. The note
-    /// names the sizes that miss the target.
-    pub fn worst_size_finding(
-        &self,
-        id: &str,
-        title: &str,
-        paper: &str,
-        metric: ResultMetric,
-        target: ResultTarget,
-    ) -> Finding {
+    /// The finding of a metric at the size where it is worst, which every seed must meet, declared
+    /// under a name for some labels. The note names the sizes that miss the target.
+    pub fn worst_size_finding(&self, name: &str, labels: &[&str], metric: ResultMetric) -> Finding {
+        let target = Finding::declared(name, &[]).target;
         let is_met = |value: f64| target.judge_value(Some(value)) != Some(ResultVerdict::Missed);
         let combine_worst = if matches!(target, ResultTarget::AtMost { .. }) {
             f64::max
@@ -194,21 +188,14 @@ impl SizeSweep<'_> {
                 .unwrap_or(f64::NAN)
         };
 
-        Finding::new(
-            id,
-            title,
-            paper,
-            "%",
-            target,
-            &self.cells.per_seed(worst_of_seed),
-        )
-        .require_every_seed()
-        .with_note(describe_shortfall(
-            self.sizes.iter().map(|&kb| (kb, self.mean_at(kb, metric))),
-            is_met,
-        ))
-        .with_points(self.points.to_vec())
-        .with_time_scale(TIME_SCALE as f64)
+        Finding::declared_for(name, labels, &self.cells.per_seed(worst_of_seed))
+            .require_every_seed()
+            .with_note(describe_shortfall(
+                self.sizes.iter().map(|&kb| (kb, self.mean_at(kb, metric))),
+                is_met,
+            ))
+            .with_points(self.points.to_vec())
+            .with_time_scale(TIME_SCALE as f64)
     }
 
     /// Adds the parts of the throughput gain to the note of its finding.

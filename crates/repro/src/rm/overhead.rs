@@ -10,7 +10,7 @@ use super::accuracy::{
     curve_from_capture, measure_real_curve,
 };
 use super::solo::COLORS;
-use crate::{DataPoint, ExperimentContext, Finding, Result, ResultTarget};
+use crate::{DataPoint, ExperimentContext, Finding, Result};
 
 /// Average phase lengths that the thesis measured (Table 5.5 d), in 10^9 cycles, of the programs in our table.
 const THESIS_PHASE_LENGTHS: [(&str, f64); 19] = [
@@ -183,14 +183,7 @@ fn costs_finding(costs: &[TracingCost], seed: u64) -> Finding {
         cut_texts.join(", ")
     };
 
-    Finding::new(
-        "RM-5",
-        "tracing and computing, of the time of a phase, worst program; logs as long as 2 % of the phase allow",
-        "full logs: under 2 % for all but apsi (8.7) and mcf (3.1)",
-        "%",
-        ResultTarget::AtMost { target: 100.0 * MAX_OVERHEAD_SHARE, paper_best: None },
-        &[(seed, worst_overhead)],
-    )
+    Finding::declared("rm-5-tracing", &[(seed, worst_overhead)])
     .with_points(points)
     .with_note(format!(
         "Interrupt cost of the machine's description, {LOGGING_COLORS} colors; phase lengths are the thesis's (Table 5.5 d), \

@@ -22,7 +22,7 @@ use super::nominal::{HOUR_PROFILE_CYCLES, measure};
 use super::whatif::{QueryOutcome, WhatIfQuery, run_query};
 use crate::cp::CHIP_MACHINE;
 use crate::setup::failed;
-use crate::{ExperimentContext, Finding, Result, ResultTarget, mean};
+use crate::{ExperimentContext, Finding, Result, mean};
 
 const PHASE_STRETCH: f64 = 1000.0;
 const COLOR_COUNT: u32 = 16;
@@ -31,13 +31,8 @@ const COLOR_COUNT: u32 = 16;
 /// mechanisms.
 const ONLINE_POLICIES: [&str; 2] = ["cache-sizing", "auto"];
 
-fn policy_title(policy: &str, title: &str) -> String {
-    if policy == ONLINE_POLICIES[0] {
-        title.to_string()
-    } else {
-        format!("{policy}: {title}")
-    }
-}
+/// How the titles of findings begin for each of [`ONLINE_POLICIES`].
+const TITLE_STARTS: [&str; 2] = ["", "auto: "];
 
 /// The thesis's chip with `cores` cores on its one L2, without its L3, so that the divided cache is
 /// the last before memory.
@@ -131,24 +126,17 @@ fn run_online(context: &ExperimentContext<'_>, query: &WhatIfQuery) -> Result<Ve
 
 /// The finding about the gain that a policy loses while it searches.
 fn search_price_finding(
-    id: &str,
-    paper: &str,
+    name: &str,
     mixes: &[OnlineMix],
     policy_index: usize,
     seed: u64,
 ) -> Finding {
-    let title = "price of the search: gain once settled less gain over the whole run";
     let price = |mix: &OnlineMix| {
         mix.settled_gain_percent(policy_index) - mix.whole_gain_percent(policy_index)
     };
-
-    let title = policy_title(ONLINE_POLICIES[policy_index], title);
-    Finding::new(
-        id,
-        &title,
-        paper,
-        "points",
-        ResultTarget::Shown,
+    Finding::declared_for(
+        name,
+        &[TITLE_STARTS[policy_index]],
         &[(seed, mean(mixes.iter().map(price)))],
     )
 }

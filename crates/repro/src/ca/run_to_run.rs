@@ -7,10 +7,10 @@ use super::online::{
     EIGHT_CORES, PlacementSource, QUICK_ORDERS, Testbed, arrival_seeds, percent_above,
     shuffle_arrivals, workload_jobs, workload_name,
 };
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, at_time_scale, mean};
 
 /// The findings of CA-8: the same programs with the same inputs, arriving in different orders.
-pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let seeds = arrival_seeds(context, QUICK_ORDERS, 20.max(context.seeds.len() as u64));
     let orders = seeds.len();
     let workloads: Vec<usize> = context.pick(vec![1], (0..8).collect());
@@ -55,11 +55,10 @@ pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, 
             }
         }
     }
-    let findings = findings_by_program(&seeds, &policies[1..], &times_by_program);
-    Ok(findings
-        .into_iter()
-        .map(|finding| finding.with_time_scale(SCALE.scale_of(context) as f64))
-        .collect())
+    Ok(at_time_scale(
+        SCALE.scale_of(context) as f64,
+        findings_by_program(&seeds, &policies[1..], &times_by_program),
+    ))
 }
 
 fn deviation_percent(values: &[f64]) -> f64 {

@@ -5,7 +5,8 @@ use cachemate_report::figure::{Axis, Chart, Series};
 use super::{NiagaraPolicy, NiagaraResult, NiagaraSetting, TIME_SCALE, ThreadMix, measure};
 use crate::seeded_runs::SeededRuns;
 use crate::{
-    DataPoint, ExperimentContext, Finding, Result, ResultFigure, ResultTarget, ResultVerdict, mean,
+    DataPoint, ExperimentContext, Finding, Result, ResultFigure, ResultTarget, ResultVerdict,
+    line_through, mean,
 };
 
 /// Comparisons by case and seed; most often, a case is an L2 size in KB.
@@ -128,8 +129,10 @@ pub fn measure_bandwidth_sweep(
 
     let name = format!("{policy_name} over bandwidth");
     let points = metric_points(&name, &results, &BANDWIDTHS, |bytes| bytes.to_string());
-    let series_line =
-        |metric: &str| series_of_points(metric, &points, &format!("{name}: {metric}"));
+    let series_line = |metric: &str| Series {
+        name: metric.to_string(),
+        ..line_through(&points, &format!("{name}: {metric}"))
+    };
     let chart = Chart {
         title: format!("{policy_name} at 192 KB over the bandwidth of memory"),
         x: Axis::log("bytes a cycle"),
@@ -144,18 +147,6 @@ pub fn measure_bandwidth_sweep(
         ..Chart::default()
     };
     Ok((points, ResultFigure::chart(figure, &chart)))
-}
-
-/// A line through the points of one series, whose positions begin with a number.
-fn series_of_points(name: &str, points: &[DataPoint], series: &str) -> Series {
-    let chart_point =
-        |point: &DataPoint| point.chart_point(point.at.trim_end_matches(" KB").parse().ok()?);
-    let own_points = points.iter().filter(|point| point.series == series);
-    Series {
-        name: name.to_string(),
-        points: own_points.filter_map(chart_point).collect(),
-        ..Series::default()
-    }
 }
 
 /// One form of a policy at every size, with the points of all forms.
@@ -244,7 +235,7 @@ pub fn size_chart(
         y: Axis::linear(y),
         series: series
             .iter()
-            .map(|series| series_of_points(series, points, series))
+            .map(|series| line_through(points, series))
             .collect(),
         ..Chart::default()
     };

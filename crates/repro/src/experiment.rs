@@ -538,12 +538,19 @@ impl ExperimentContext<'_> {
     ///
     /// # Errors
     /// The first error in the order of `items`, or an interruption.
-    pub fn run_all<T: Sync, R: Send + Serialize + DeserializeOwned>(
+    pub fn run_all<T: Sync, R: Send>(
         &self,
         items: &[T],
         run: impl Fn(&T) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
-        self.run_all_in_process(items, run)
+        let results: Vec<Result<R>> = items
+            .par_iter()
+            .map(|item| {
+                self.check_not_stopped()?;
+                run(item)
+            })
+            .collect();
+        results.into_iter().collect()
     }
 
     /// Runs a function on each of these inputs as [`ExperimentContext::run_all`] does, but reuses stored results.
@@ -581,22 +588,6 @@ impl ExperimentContext<'_> {
             )?;
             store::find_or_make(name, || run(&visible_context, input))
         })
-    }
-
-    /// Runs short simulations, which are not stored, always in this process.
-    pub fn run_all_in_process<T: Sync, R: Send>(
-        &self,
-        items: &[T],
-        run: impl Fn(&T) -> Result<R> + Sync,
-    ) -> Result<Vec<R>> {
-        let results: Vec<Result<R>> = items
-            .par_iter()
-            .map(|item| {
-                self.check_not_stopped()?;
-                run(item)
-            })
-            .collect();
-        results.into_iter().collect()
     }
 }
 

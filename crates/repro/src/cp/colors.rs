@@ -59,10 +59,10 @@ pub(super) fn cycles_for(
     let mut workload = chip_workload(
         vec![thesis_job(program, 1)],
         2,
-        true,
         RunScale {
             scale,
             warm_up_cycles: 0,
+            with_l3: true,
         },
         seed,
     )?;

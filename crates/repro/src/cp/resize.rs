@@ -51,10 +51,10 @@ fn warehouse_workload(inputs: &SwapInputs) -> Result<Workload> {
     Ok(chip_workload(
         vec![program],
         2,
-        true,
         RunScale {
             scale: 1,
             warm_up_cycles: 0,
+            with_l3: true,
         },
         seed,
     )?

@@ -57,10 +57,10 @@ fn server_workload(seed: u64, lengths: ServiceLengths) -> Result<Workload> {
     let mut workload = chip_workload(
         vec![server_job],
         CLIENT_COUNT as u32,
-        true,
         RunScale {
             scale: SCALE,
             warm_up_cycles: 0,
+            with_l3: true,
         },
         seed,
     )?;

@@ -204,9 +204,7 @@ impl PlacementRuns {
     }
 
     fn result(&self, case: usize, placement: usize, seed: u64) -> &PlacementResult {
-        self.runs_by_placement[placement]
-            .get(case, seed)
-            .expect("every case ran under every seed")
+        self.runs_by_placement[placement].result(case, seed)
     }
 
     /// The reduction by a placement of remote stalls per instruction, relative to the default.

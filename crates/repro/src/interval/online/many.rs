@@ -4,9 +4,9 @@
 //! solver computes from solo curves. A step moves one color between groups, or merges two groups.
 
 use cachemate_core::SplitMix64;
-use cachemate_papers::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 
 use super::*;
+use crate::cp::colors_of_least_cost;
 use crate::cp::mixes::{PROGRAMS, draw_programs};
 use crate::{DataPoint, Finding, ReproError, least};
 
@@ -99,7 +99,7 @@ fn measure_color_costs(
         )?)
         .settled)
     };
-    (1..=COLOR_COUNT).map(cost_with_colors).collect()
+    (1..=COLORS).map(cost_with_colors).collect()
 }
 
 /// Speed-ups of one mix, and each program's colors in the best known division.
@@ -125,21 +125,13 @@ fn measure_mix(
     let settled_speedup = |query: &WhatIfQuery, policy: &str| {
         Ok::<_, ReproError>(speedup_of_outcome(&run_query(context, query, policy)?).settled)
     };
-    let claim_of_program = |name: &&str| {
-        let entry = costs
-            .iter()
-            .find(|(entry_name, _)| entry_name == name)
-            .ok_or_else(|| failed(name)("has no costs"))?;
-        Ok(UnitClaim {
-            costs: entry.1.clone(),
-            min_units: 1,
-        })
+    let costs_of_program = |name: &&str| {
+        let entry = costs.iter().find(|(entry_name, _)| entry_name == name);
+        Ok(entry.ok_or_else(|| failed(name)("has no costs"))?.1.clone())
     };
-    let claims: Vec<UnitClaim> = names.iter().map(claim_of_program).collect::<Result<_>>()?;
-    let units_by_program = allocate_exactly(&claims, COLOR_COUNT, CostAggregate::Sum)
-        .map_err(failed("exact sizes"))?;
+    let costs: Vec<Vec<f64>> = names.iter().map(costs_of_program).collect::<Result<_>>()?;
     let start_split = ColorSplit(
-        units_by_program
+        colors_of_least_cost(costs)
             .iter()
             .enumerate()
             .map(|(at, &colors)| (vec![at], colors))
@@ -180,7 +172,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
 
     let two_cores = chip_with_cores(2)?;
     let measured_programs = measure_programs(context, &needed_programs, &two_cores, seed)?;
-    let color_costs = context.run_all_in_process(&measured_programs, |(name, _)| {
+    let color_costs = context.run_all(&measured_programs, |(name, _)| {
         Ok((
             *name,
             measure_color_costs(

@@ -14,18 +14,17 @@ pub(super) mod sizing;
 
 use std::sync::Arc;
 
-use cachemate_core::{CacheLevel, MachineSpec};
+use cachemate_core::MachineSpec;
 use cachemate_interval::{IntervalJob, PhasedProgram};
 use serde::{Deserialize, Serialize};
 
 use super::nominal::{HOUR_PROFILE_CYCLES, measure};
 use super::whatif::{QueryOutcome, WhatIfQuery, run_query};
-use crate::cp::CHIP_MACHINE;
+use crate::cp::{COLORS, RunScale, chip_workload};
 use crate::setup::failed;
 use crate::{ExperimentContext, Finding, Result, mean};
 
 const PHASE_STRETCH: f64 = 1000.0;
-const COLOR_COUNT: u32 = 16;
 
 /// Policies that partition the cache while the programs run: the specialized one, and the one that chooses among all
 /// mechanisms.
@@ -37,15 +36,12 @@ const TITLE_STARTS: [&str; 2] = ["", "auto: "];
 /// The thesis's chip with `cores` cores on its one L2, without its L3, so that the divided cache is
 /// the last before memory.
 fn chip_with_cores(cores: u32) -> Result<MachineSpec> {
-    let mut machine = cachemate_spec::load_machine(CHIP_MACHINE).map_err(failed(CHIP_MACHINE))?;
-    machine.caches.retain(|cache| cache.level != CacheLevel::L3);
-    machine.cores_per_package = cores;
-    machine
-        .caches
-        .iter_mut()
-        .filter(|cache| cache.level == CacheLevel::L2)
-        .for_each(|cache| cache.shared_by_cores = cores);
-    Ok(machine)
+    let without_l3 = RunScale {
+        scale: 1,
+        warm_up_cycles: 0,
+        with_l3: false,
+    };
+    Ok(chip_workload(Vec::new(), cores, without_l3, 1)?.machine)
 }
 
 /// The policy that confines each program, in order of arrival, to the colors of its list.
@@ -183,7 +179,7 @@ fn measure_programs(
         names.len()
     ));
 
-    context.run_all_in_process(&names, |&name| {
+    context.run_all(&names, |&name| {
         Ok((
             name,
             Arc::new(measure(

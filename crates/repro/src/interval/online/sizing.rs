@@ -31,11 +31,11 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         let speedup_at_split = |first_colors: &u32| {
             let split_policy = confining_policy(&[
                 format!("0-{}", first_colors - 1),
-                format!("{first_colors}-{}", COLOR_COUNT - 1),
+                format!("{first_colors}-{}", COLORS - 1),
             ]);
             Ok(speedup_of_outcome(&run_query(context, &query, &split_policy)?).settled)
         };
-        let speedups_by_split = (1..COLOR_COUNT)
+        let speedups_by_split = (1..COLORS)
             .collect::<Vec<u32>>()
             .iter()
             .map(speedup_at_split)

@@ -10,15 +10,13 @@
 use std::collections::VecDeque;
 
 use cachemate_core::{
-    Goal, MachineSpec, PolicyConfig, PromiseReport, PromiseState, PromiseTerm, SplitMix64, TaskId,
-    median,
+    Goal, MachineSpec, PromiseReport, PromiseState, PromiseTerm, SplitMix64, TaskId, median,
 };
-use cachemate_interval::{IntervalJob, IntervalMachine, Options};
-use serde::{Deserialize, Serialize};
+use cachemate_interval::{IntervalJob, Options};
 
 use crate::auto::{MixFamily, RIVALS, draw};
 use crate::cp::CHIP_MACHINE;
-use crate::interval::whatif::build_interval_pipeline;
+use crate::interval::whatif::start_interval_machine;
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, ExperimentRun, Finding, Result, mean};
 use cachemate_forecast::plan_search::{PlanEvaluator, max_slowdown};
@@ -49,7 +47,7 @@ struct PromiseMix {
 }
 
 /// The outcome of one mix.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug)]
 struct MixOutcome {
     machine: String,
     seed: u64,
@@ -71,7 +69,7 @@ struct MixOutcome {
 }
 
 /// Numbers of reports, one for each promise and window.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 struct ReportCounts {
     all: u32,
     unknown: u32,
@@ -232,22 +230,15 @@ fn run_under(mix: &PromiseMix, policy: &str, length_ns: u64) -> Result<PromiseRu
         length_ns: Some(length_ns),
         ..Options::default()
     };
-    let mut machine =
-        IntervalMachine::new(&spec, options, mix.jobs.clone()).map_err(failed(mix.machine))?;
-    let policy = PolicyConfig {
-        name: policy.to_string(),
-        parameters: String::new(),
-        seed: mix.seed,
-    };
-    let policy_pipeline = build_interval_pipeline(&machine, &spec, policy, true)?;
-    machine.set_first_window(policy_pipeline.config().first_window);
+    let (machine, pipeline) =
+        start_interval_machine(&spec, options, mix.jobs.clone(), policy, true)?;
     let mut histories: Vec<TruthHistory> =
         mix.jobs.iter().map(|_| TruthHistory::default()).collect();
     let mut report_counts = ReportCounts::default();
     let mut worst_false_report: Option<(f64, String)> = None;
     let mut window_outcomes: Vec<(f64, bool, f64)> = Vec::new();
 
-    policy_pipeline
+    pipeline
         .run(machine, |machine, record| {
             let mut speeds = Vec::new();
             let mut is_kept = true;

@@ -16,7 +16,6 @@ use cachemate_core::{CpuId, PipelineConfig, ProfilerConfig, SplitMix64, WindowLe
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
 use cachemate_sim::machine::SimOptions;
 use cachemate_sim::results::TaskResults;
-use serde::{Deserialize, Serialize};
 
 use super::{SCALE, SECOND_SCALE};
 use crate::corun::{CoRunBench, CoRunMatrix, cpus_by_cache};
@@ -494,7 +493,6 @@ fn four_core_findings(runs: &FourCoreRuns, points: Vec<DataPoint>) -> Vec<Findin
     findings.into()
 }
 
-#[derive(Serialize, Deserialize)]
 struct WorkloadFigures {
     /// In the order of [`FIGURES`].
     values: [f64; 8],

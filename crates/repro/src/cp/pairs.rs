@@ -14,7 +14,6 @@ use std::collections::BTreeSet;
 use cachemate_core::{Plan, Profiles, TaskId, WindowLength};
 use cachemate_papers::partition::demand_curve::DemandCurve;
 use cachemate_pipeline::{forecast_plan, miss_penalty_of_machine};
-use serde::{Deserialize, Serialize};
 
 use super::{
     COLORS, RunScale, chip_workload, colors_of_least_cost, fixed_plan_policy, split_shares,
@@ -112,7 +111,7 @@ impl MeasuredPair {
 }
 
 /// A program with its work, alone on the whole cache.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct SoloWork {
     pub rate: f64,
     pub work: InstructionRange,

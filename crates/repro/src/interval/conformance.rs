@@ -7,12 +7,12 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{MachineSpec, PolicyConfig, SplitMix64, TaskId};
-use cachemate_interval::{IntervalJob, IntervalMachine, Options, PhasedProgram, closed_form};
+use cachemate_core::{MachineSpec, SplitMix64, TaskId};
+use cachemate_interval::{IntervalJob, Options, PhasedProgram, closed_form};
 use cachemate_pipeline::POLICIES;
 
 use super::speed::cpu_seconds;
-use super::whatif::{build_interval_pipeline, plans_differ};
+use super::whatif::{plans_differ, start_interval_machine};
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, Finding, Result};
 
@@ -136,21 +136,14 @@ fn measure_behavior(
         seed,
         ..Options::default()
     };
-    let mut machine =
-        IntervalMachine::new(&spec, options, draw_jobs(&spec, seed)).map_err(failed("machine"))?;
-    let config = PolicyConfig {
-        name: policy.to_string(),
-        parameters: String::new(),
-        seed,
-    };
-    let policy_pipeline = build_interval_pipeline(&machine, &spec, config, false)?;
-    machine.set_first_window(policy_pipeline.config().first_window);
+    let (machine, pipeline) =
+        start_interval_machine(&spec, options, draw_jobs(&spec, seed), policy, false)?;
 
     let mut wait_monitor = WaitMonitor::default();
     let (mut window_count, mut change_count, mut previous_plan, mut early_resident_bytes) =
         (0, 0, None, None);
     let start_cpu_seconds = cpu_seconds();
-    let machine = policy_pipeline
+    let machine = pipeline
         .run(machine, |_, record| {
             window_count += 1;
             wait_monitor.add_window(&record.observation, spec.cpus());
@@ -308,6 +301,7 @@ fn stream_phase(line_bytes: f64, cache_lines: f64) -> cachemate_interval::Progra
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cachemate_interval::IntervalMachine;
 
     /// Does the monitor detect a task that waits, and its share of a fair share?
     #[test]

@@ -7,14 +7,12 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{
-    MachineSpec, Observation, Plan, PolicyConfig, ProcessId, ShareMember, SplitMix64, TaskId,
-};
-use cachemate_interval::{IntervalJob, IntervalMachine, Options};
+use cachemate_core::{MachineSpec, Observation, Plan, ProcessId, ShareMember, SplitMix64, TaskId};
+use cachemate_interval::{IntervalJob, Options};
 
 use super::conformance::resident_bytes;
 use super::speed::cpu_seconds;
-use super::whatif::build_interval_pipeline;
+use super::whatif::start_interval_machine;
 use crate::auto::MACHINES;
 use crate::auto::draw::{MixFamily, draw_mix_jobs};
 use crate::setup::failed;
@@ -141,14 +139,7 @@ fn run_day(
         length_ns: Some(length_ns),
         ..Options::default()
     };
-    let mut machine = IntervalMachine::new(spec, options, jobs).map_err(failed("machine"))?;
-    let config = PolicyConfig {
-        name: "auto".to_string(),
-        parameters: String::new(),
-        seed,
-    };
-    let pipeline = build_interval_pipeline(&machine, spec, config, true)?;
-    machine.set_first_window(pipeline.config().first_window);
+    let (machine, pipeline) = start_interval_machine(spec, options, jobs, "auto", true)?;
     let mut day = DayRun::default();
     let mut cpu_at_last_window = cpu_seconds();
 

@@ -29,26 +29,32 @@ pub struct WhatIfQuery {
 /// Maximum number of stretches of time for which slowdowns are kept.
 const MAX_STRETCH_COUNT: u64 = 240;
 
-/// The standard pipeline around a policy on the interval machine.
+/// The machine at its start with the standard pipeline around a policy. `policy_text` may include
+/// parameters: `dio` or `dio:TOML`.
 ///
 /// # Errors
-/// The policy is unknown, or does not accept the parameters.
-pub fn build_interval_pipeline(
-    machine: &IntervalMachine,
+/// The machine, a program or the policy is invalid.
+pub fn start_interval_machine(
     spec: &MachineSpec,
-    policy: PolicyConfig,
+    options: Options,
+    jobs: Vec<IntervalJob>,
+    policy_text: &str,
     has_guard: bool,
-) -> Result<Pipeline> {
+) -> Result<(IntervalMachine, Pipeline)> {
+    let (name, parameters) = policy_text.split_once(':').unwrap_or((policy_text, ""));
+    let policy = PolicyConfig {
+        name: name.to_string(),
+        parameters: parameters.to_string(),
+        seed: options.seed,
+    };
+    let mut machine = IntervalMachine::new(spec, options, jobs).map_err(failed("machine"))?;
     let standard_pipeline =
         StandardPipeline::for_simulation(policy, has_guard, spec, INTERVAL_COUNTED_INSTRUCTIONS);
-    crate::setup::build_pipeline(
+    let pipeline = crate::setup::build_pipeline(
         standard_pipeline.for_machine(machine.topology(), machine.capabilities()),
-    )
-}
-
-/// Splits `dio` or `dio:TOML` into the name and the TOML.
-fn name_and_parameters(policy: &str) -> (&str, &str) {
-    policy.split_once(':').unwrap_or((policy, ""))
+    )?;
+    machine.set_first_window(pipeline.config().first_window);
+    Ok((machine, pipeline))
 }
 
 /// The query's machine at its start, and the pipeline of the policy. `policy_text` may include
@@ -57,24 +63,19 @@ fn name_and_parameters(policy: &str) -> (&str, &str) {
 /// # Errors
 /// The machine, a program or the policy is invalid.
 pub fn start_query(query: &WhatIfQuery, policy_text: &str) -> Result<(IntervalMachine, Pipeline)> {
-    let (policy, parameters) = name_and_parameters(policy_text);
-    let config = PolicyConfig {
-        name: policy.to_string(),
-        parameters: parameters.to_string(),
-        seed: query.seed,
-    };
     let options = Options {
         seed: query.seed,
         has_explicit_turns: query.has_explicit_turns,
         length_ns: Some(query.length_ns),
         ..Options::default()
     };
-    let mut machine = IntervalMachine::new(&query.machine, options, query.jobs.clone())
-        .map_err(failed("machine"))?;
-    let policy_pipeline =
-        build_interval_pipeline(&machine, &query.machine, config, query.has_guard)?;
-    machine.set_first_window(policy_pipeline.config().first_window);
-    Ok((machine, policy_pipeline))
+    start_interval_machine(
+        &query.machine,
+        options,
+        query.jobs.clone(),
+        policy_text,
+        query.has_guard,
+    )
 }
 
 /// What a policy did to the programs of a query.

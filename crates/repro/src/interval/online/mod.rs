@@ -16,7 +16,6 @@ use std::sync::Arc;
 
 use cachemate_core::MachineSpec;
 use cachemate_interval::{IntervalJob, PhasedProgram};
-use serde::{Deserialize, Serialize};
 
 use super::nominal::{HOUR_PROFILE_CYCLES, measure};
 use super::whatif::{QueryOutcome, WhatIfQuery, run_query};
@@ -54,7 +53,7 @@ fn confining_policy(lists: &[String]) -> String {
 }
 
 /// Sum of the programs' speeds relative to running alone, once settled and over the whole run.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Speedup {
     settled: f64,
     whole: f64,
@@ -85,7 +84,6 @@ fn speedup_of_outcome(outcome: &QueryOutcome) -> Speedup {
 }
 
 /// Weighted speed-ups of programs that share one cache.
-#[derive(Serialize, Deserialize)]
 struct OnlineMix {
     name: String,
     shared: f64,

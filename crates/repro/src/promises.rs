@@ -9,15 +9,13 @@
 
 use std::collections::VecDeque;
 
-use cachemate_core::{
-    Goal, MachineSpec, PromiseReport, PromiseState, PromiseTerm, SplitMix64, TaskId, median,
-};
+use cachemate_core::{Goal, PromiseReport, PromiseState, PromiseTerm, SplitMix64, TaskId, median};
 use cachemate_interval::{IntervalJob, Options};
 
 use crate::auto::{MixFamily, RIVALS, draw};
 use crate::cp::CHIP_MACHINE;
 use crate::interval::whatif::start_interval_machine;
-use crate::setup::failed;
+use crate::setup::{failed, load_machine};
 use crate::{DataPoint, ExperimentContext, ExperimentRun, Finding, Result, mean};
 use cachemate_forecast::plan_search::{PlanEvaluator, max_slowdown};
 
@@ -109,10 +107,6 @@ impl ReportCounts {
     }
 }
 
-fn load_promise_machine(machine: &str) -> Result<MachineSpec> {
-    cachemate_spec::load_machine(machine).map_err(failed(machine))
-}
-
 /// The mixes of one machine: half of them pairs of contending kinds, half with more data than fits.
 fn draw_mixes(
     machine: &'static str,
@@ -120,7 +114,7 @@ fn draw_mixes(
     seed: u64,
     length_ns: u64,
 ) -> Result<Vec<PromiseMix>> {
-    let spec = load_promise_machine(machine)?;
+    let spec = load_machine(machine)?;
     let drawable_families = [MixFamily::Contention, MixFamily::Space, MixFamily::Null];
 
     let mut promise_mixes = Vec::new();
@@ -224,7 +218,7 @@ impl PromiseRun {
 }
 
 fn run_under(mix: &PromiseMix, policy: &str, length_ns: u64) -> Result<PromiseRun> {
-    let spec = load_promise_machine(mix.machine)?;
+    let spec = load_machine(mix.machine)?;
     let options = Options {
         seed: mix.seed,
         length_ns: Some(length_ns),
@@ -301,7 +295,7 @@ fn run_under(mix: &PromiseMix, policy: &str, length_ns: u64) -> Result<PromiseRu
 }
 
 fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome> {
-    let spec = load_promise_machine(mix.machine)?;
+    let spec = load_machine(mix.machine)?;
     let plan_truth = PlanEvaluator::new(&spec, &mix.jobs)?.with_running_jobs();
     let best_plan = plan_truth.search_best_plan(mix.seed)?;
     let run = run_under(mix, "auto", length_ns)?;

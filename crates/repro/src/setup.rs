@@ -14,6 +14,7 @@ use cachemate_sim::results::{RunResults, TaskResults};
 use crate::error::Result;
 pub use crate::error::failed;
 use crate::rates::ProgramRates;
+pub(crate) use crate::workload::load_machine;
 pub use crate::workload::{Workload, WorkloadJob};
 
 /// Results of a managed run, and every record of the loop, including the warm-up.
@@ -30,15 +31,7 @@ impl Workload {
     /// # Errors
     /// The loop rejects a plan, or [`Workload::build_machine`] fails.
     pub fn run_managed(&self, pipeline: Pipeline) -> Result<ManagedRun> {
-        let policy_name = pipeline.config().policy.name.clone();
-        let mut records = Vec::new();
-        let on_window = |_: &mut SimMachine, record| {
-            records.push(record);
-            true
-        };
-        let results =
-            run_under(self.build_machine()?, pipeline, on_window).map_err(failed(&policy_name))?;
-        Ok(ManagedRun { results, records })
+        run_to_end(self.build_machine()?, pipeline)
     }
 
     /// A pipeline around a policy of the registry, as in the experiments: these profilers, no
@@ -72,6 +65,21 @@ impl Workload {
 pub fn build_pipeline(config: PipelineConfig) -> Result<Pipeline> {
     let name = config.policy.name.clone();
     Pipeline::build(config).map_err(failed(&name))
+}
+
+/// Runs a simulated machine under a pipeline to its end, and keeps the record of every window.
+///
+/// # Errors
+/// The loop rejects a plan.
+pub fn run_to_end(machine: SimMachine, pipeline: Pipeline) -> Result<ManagedRun> {
+    let policy_name = pipeline.config().policy.name.clone();
+    let mut records = Vec::new();
+    let on_window = |_: &mut SimMachine, record| {
+        records.push(record);
+        true
+    };
+    let results = run_under(machine, pipeline, on_window).map_err(failed(&policy_name))?;
+    Ok(ManagedRun { results, records })
 }
 
 /// Runs a simulated machine under a pipeline to its end, or until `on_window` returns `false`.

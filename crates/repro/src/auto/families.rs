@@ -6,7 +6,7 @@ use cachemate_interval::IntervalJob;
 use super::MACHINES;
 use super::draw::{FAMILIES, MixFamily, draw_mix_jobs};
 use super::run::{AutoContender, ContenderRun, run};
-use crate::setup::failed;
+use crate::setup::load_machine;
 use crate::{ExperimentContext, Result};
 
 /// Number of machine seeds: the first selects the best single mechanism, and the others score.
@@ -242,7 +242,6 @@ pub fn score_all_mixes(
     mixes_per_family: u32,
     contenders: &[AutoContender],
 ) -> Result<Vec<AutoMix>> {
-    let load_machine = |name: &str| cachemate_spec::load_machine(name).map_err(failed(name));
     let machines: Vec<MachineSpec> = match context.machine {
         Some(name) => vec![load_machine(name)?],
         None => MACHINES

@@ -17,7 +17,7 @@ use cachemate_report::figure::{Axis, BarChart, BarGroup};
 use cachemate_sim::machine::SimOptions;
 use cachemate_sim::results::TaskResults;
 
-use super::{SCALE, SECOND_SCALE};
+use super::{SECOND_SCALE, time_scale};
 use crate::corun::{CoRunBench, CoRunMatrix, cpus_by_cache};
 use crate::run_request;
 use crate::seeded_runs::SeededRuns;
@@ -413,7 +413,7 @@ pub(super) fn four_core_results(context: &ExperimentContext<'_>) -> Result<Vec<F
         "{} workloads, every schedule and two policies",
         workloads.len()
     ));
-    let runs = measure_at_scale(context, SCALE.scale_of(context), &workloads)?;
+    let runs = measure_at_scale(context, time_scale(context), &workloads)?;
     let mut points = figure_points(&runs, &workloads, "");
     if !context.quick {
         context.report_progress(&format!(
@@ -429,7 +429,7 @@ pub(super) fn four_core_results(context: &ExperimentContext<'_>) -> Result<Vec<F
     }
 
     Ok(at_time_scale(
-        SCALE.scale_of(context) as f64,
+        time_scale(context) as f64,
         four_core_findings(&runs, points),
     ))
 }
@@ -613,7 +613,7 @@ pub(super) fn eight_core_results(context: &ExperimentContext<'_>) -> Result<Vec<
     let mut benches = Vec::new();
     let mut cases = Vec::new();
     for (at, machine) in machines.iter().enumerate() {
-        let testbed = Testbed::load(context, machine, SCALE.scale_of(context))?;
+        let testbed = Testbed::load(context, machine, time_scale(context))?;
         let mut matrices = BTreeMap::new();
         for &workload in &workloads {
             context.report_progress(&format!("{machine}, {}", workload_name(workload)));
@@ -640,7 +640,7 @@ pub(super) fn eight_core_results(context: &ExperimentContext<'_>) -> Result<Vec<
         Ok(mean(&slowdowns.slowdowns_by_job))
     })?;
     Ok(at_time_scale(
-        SCALE.scale_of(context) as f64,
+        time_scale(context) as f64,
         eight_core_findings(&orders.seeds, machines, &workloads, &runs),
     ))
 }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::SCALE;
 use super::online::{
     EIGHT_CORES, PlacementSource, QUICK_ORDERS, Testbed, arrival_seeds, percent_above,
     shuffle_arrivals, workload_jobs, workload_name,
 };
+use super::time_scale;
 use crate::{DataPoint, ExperimentContext, Finding, Result, at_time_scale, mean};
 
 /// The findings of CA-8: the same programs with the same inputs, arriving in different orders.
@@ -14,7 +14,7 @@ pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> 
     let seeds = arrival_seeds(context, QUICK_ORDERS, 20.max(context.seeds.len() as u64));
     let orders = seeds.len();
     let workloads: Vec<usize> = context.pick(vec![1], (0..8).collect());
-    let testbed = Testbed::load(context, EIGHT_CORES[0], SCALE.scale_of(context))?;
+    let testbed = Testbed::load(context, EIGHT_CORES[0], time_scale(context))?;
     let policies = context.pick(
         vec![PlacementSource::Default, PlacementSource::Dio],
         vec![
@@ -56,7 +56,7 @@ pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> 
         }
     }
     Ok(at_time_scale(
-        SCALE.scale_of(context) as f64,
+        time_scale(context) as f64,
         findings_by_program(&seeds, &policies[1..], &times_by_program),
     ))
 }

@@ -13,7 +13,7 @@ use cachemate_pipeline::POLICIES;
 
 use super::speed::cpu_seconds;
 use super::whatif::{plans_differ, start_interval_machine};
-use crate::setup::failed;
+use crate::setup::{failed, load_machine};
 use crate::{DataPoint, ExperimentContext, Finding, Result};
 
 const MACHINE: &str = "xeon-x5365-4";
@@ -131,7 +131,7 @@ fn measure_behavior(
     seed: u64,
     should_continue: &dyn Fn() -> bool,
 ) -> Result<PolicyBehavior> {
-    let spec = cachemate_spec::load_machine(MACHINE).map_err(failed(MACHINE))?;
+    let spec = load_machine(MACHINE)?;
     let options = Options {
         seed,
         ..Options::default()

@@ -15,7 +15,7 @@ use super::speed::cpu_seconds;
 use super::whatif::start_interval_machine;
 use crate::auto::MACHINES;
 use crate::auto::draw::{MixFamily, draw_mix_jobs};
-use crate::setup::failed;
+use crate::setup::{failed, load_machine};
 use crate::{DataPoint, ExperimentContext, Finding, Result};
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -196,7 +196,7 @@ fn draw_arrivals(spec: &MachineSpec, seed: u64, length_ns: u64) -> Vec<IntervalJ
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let (seed, hours) = (context.seeds[0], context.pick(2, 24));
     let length_ns = hours * HOUR_NS;
-    let spec = cachemate_spec::load_machine(MACHINES[0]).map_err(failed(MACHINES[0]))?;
+    let spec = load_machine(MACHINES[0])?;
     let should_continue = || context.check_not_stopped().is_ok();
     let (mut worst_minute, mut steady_points) = (0, Vec::new());
     for family in STEADY_FAMILIES {

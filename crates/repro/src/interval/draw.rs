@@ -21,7 +21,7 @@ use cachemate_sim::results::TaskResults;
 use crate::phased_profile::{self, ProfilingLengths};
 use crate::rates::ProgramRates;
 use crate::run_request;
-use crate::setup::{Workload, WorkloadJob, failed};
+use crate::setup::{Workload, WorkloadJob, load_machine};
 use crate::work::{FixedPlan, InstructionRange};
 use crate::{ExperimentContext, Result};
 
@@ -194,7 +194,7 @@ pub fn measure(
     setup: &MachineSetup,
     seed: u64,
 ) -> Result<MachineTruth> {
-    let machine = cachemate_spec::load_machine(setup.machine).map_err(failed(setup.machine))?;
+    let machine = load_machine(setup.machine)?;
     let mut generator = SplitMix64::new(seed ^ u64::from(machine.cores()) << 32 ^ machine.hertz);
     let mut names = POOL.to_vec();
     generator.shuffle(&mut names);
@@ -320,7 +320,12 @@ fn program_rate(work_rates: &ProgramRates, results: &TaskResults) -> ProgramRate
     }
 }
 
-fn build_co_run(kind: CoRunKind, jobs: Vec<(usize, u32)>, ways_by_job: Vec<u32>) -> CoRun {
+/// A co-run that has not been measured.
+pub(super) fn build_co_run(
+    kind: CoRunKind,
+    jobs: Vec<(usize, u32)>,
+    ways_by_job: Vec<u32>,
+) -> CoRun {
     CoRun {
         kind,
         jobs,

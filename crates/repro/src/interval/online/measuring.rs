@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::niagara::{COPIES_PER_PROGRAM, KERNELS};
+use crate::setup::load_machine;
 use crate::{DataPoint, Finding};
 
 const L2_BYTES: u64 = 192 << 10;
@@ -12,8 +13,7 @@ const MEASURING_POLICY: &str =
 /// The findings of CASC-7 at nominal time: 18 threads on 8 contexts.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let seed = context.seeds[0];
-    let mut machine =
-        cachemate_spec::load_machine("niagara-2core").map_err(failed("niagara-2core"))?;
+    let mut machine = load_machine("niagara-2core")?;
     let last_cache = machine
         .caches
         .last_mut()

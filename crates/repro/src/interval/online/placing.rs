@@ -3,6 +3,7 @@
 use cachemate_core::SplitMix64;
 
 use super::*;
+use crate::setup::load_machine;
 use crate::{DataPoint, Finding};
 
 /// The paper's ten programs (CA).
@@ -21,7 +22,7 @@ const PAPER_PROGRAMS: [&str; 10] = [
 
 /// The findings of CA-6 at nominal time: DIO on four cores against all schedules.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
-    let machine = cachemate_spec::load_machine("xeon-x5365-4").map_err(failed("xeon-x5365-4"))?;
+    let machine = load_machine("xeon-x5365-4")?;
     let seed = context.seeds[0];
     let mut generator = SplitMix64::new(seed);
     let drawn_mixes: Vec<[&'static str; 4]> = (0..context.pick(2, 8))

@@ -518,6 +518,12 @@ pub struct Observation {
 }
 
 impl Observation {
+    /// Whether the final result of a probe is in this window.
+    pub fn has_completed(&self, probe: ProbeId) -> bool {
+        let mut results = self.probe_results.iter();
+        results.any(|result| result.probe == probe && result.complete)
+    }
+
     /// The tasks without those that ended in this window, although their last readings are in it.
     pub fn live_tasks(&self) -> BTreeSet<TaskId> {
         self.tasks

@@ -98,13 +98,6 @@ pub struct IntensityBalancer {
     round: u64,
 }
 
-/// A task that needs a CPU, with the bin of its previous CPUs.
-struct WeighedTask {
-    task: TaskId,
-    task_load: TaskLoad,
-    is_movable: bool,
-}
-
 /// The CPUs of a cache, with its capacity.
 struct CacheBin {
     cpus: CpuSet,
@@ -152,31 +145,28 @@ impl IntensityBalancer {
 
         let mean_rate = known_rates.iter().sum::<f64>() / known_rates.len() as f64;
         let weighed_tasks = self.weigh_tasks(view, &rates, mean_rate, &bins);
-        let task_loads: Vec<TaskLoad> = weighed_tasks
-            .iter()
-            .map(|weighed_task| weighed_task.task_load)
-            .collect();
+        let task_loads: Vec<TaskLoad> = weighed_tasks.iter().map(|(_, load)| *load).collect();
 
         let capacities: Vec<CacheCapacity> = bins.iter().map(|domain| domain.capacity).collect();
         let bin_by_task = self.balance(&capacities, task_loads.clone());
         let mut reasons = Vec::new();
-        for (index, weighed_task) in weighed_tasks
+        for (index, (task, _)) in weighed_tasks
             .iter()
             .enumerate()
-            .filter(|(_, seated)| seated.is_movable)
+            .filter(|(_, (_, load))| !load.is_unmovable)
         {
             let cpus = &bins[bin_by_task[index]].cpus;
-            if view.previous_plan.affinity.get(&weighed_task.task) != Some(cpus) {
+            if view.previous_plan.affinity.get(task) != Some(cpus) {
                 reasons.push(placement_reason(
                     index,
                     &task_loads,
                     mean_rate,
                     &bin_by_task,
-                    weighed_task.task,
+                    *task,
                     cpus,
                 ));
             }
-            plan.affinity.insert(weighed_task.task, cpus.clone());
+            plan.affinity.insert(*task, cpus.clone());
         }
         Decision::new(plan, reasons)
     }
@@ -206,13 +196,14 @@ impl IntensityBalancer {
             .collect()
     }
 
+    /// The tasks that need a CPU, with their weights and the bins of their previous CPUs.
     fn weigh_tasks(
         &self,
         view: &View<'_>,
         rates: &[Option<f64>],
         mean_rate: f64,
         bins: &[CacheBin],
-    ) -> Vec<WeighedTask> {
+    ) -> Vec<(TaskId, TaskLoad)> {
         let mut weighed_tasks = Vec::new();
 
         for (task, rate) in view
@@ -248,15 +239,12 @@ impl IntensityBalancer {
             } else {
                 mean_rate
             };
-            weighed_tasks.push(WeighedTask {
-                task: task.task,
-                task_load: TaskLoad {
-                    weight,
-                    current_bin: bin,
-                    is_unmovable: !is_movable,
-                },
-                is_movable,
-            });
+            let load = TaskLoad {
+                weight,
+                current_bin: bin,
+                is_unmovable: !is_movable,
+            };
+            weighed_tasks.push((task.task, load));
         }
 
         weighed_tasks

@@ -21,6 +21,7 @@
 
 mod cache_reload_cost;
 pub mod clustering;
+#[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 mod coschedule;
 pub mod forecast_placement;

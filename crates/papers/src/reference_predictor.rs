@@ -143,13 +143,10 @@ impl ReferencePredictor {
         let own_bytes = self.solve_occupancy(&competitors, space, size as f64);
         let misses = own_curve.misses_at(own_bytes);
         let solo_misses = own_curve.misses_at(size as f64);
+        let added_stalls = own_curve.added_stalls(own_bytes, size as f64);
         let degradation_of = |misses: f64, solo_misses: f64| {
-            let stalls = own_curve
-                .stalls_per_kilo_at(own_bytes)
-                .zip(own_curve.stalls_per_kilo_at(size as f64))
-                .map(|(stalls_beside, stalls_alone)| (stalls_beside - stalls_alone) / 1000.0);
             let added_cycles =
-                stalls.unwrap_or((misses - solo_misses) / 1000.0 * self.miss_penalty_cycles);
+                added_stalls.unwrap_or((misses - solo_misses) / 1000.0 * self.miss_penalty_cycles);
             (added_cycles / own_curve.solo_cycles_per_instr).max(-0.99)
         };
         let value = degradation_of(misses.value, solo_misses.value);
@@ -204,19 +201,14 @@ impl ReferencePredictor {
                         // Lines that the task has elsewhere reduce the number of lines that it brings in here.
                         let resident_bytes = (occupancy + outside).min(cache_bytes);
                         let misses = task.misses_at(resident_bytes).value.max(0.0) / 1000.0;
-                        let stalls = task
-                            .stalls_per_kilo_at(resident_bytes)
-                            .zip(task.stalls_per_kilo_at(cache_bytes))
-                            .map(|(stalls_here, stalls_alone)| {
-                                (stalls_here - stalls_alone) / 1000.0
-                            });
-
                         let stalls_by_misses = || {
                             (misses - task.misses_at(cache_bytes).value / 1000.0)
                                 * self.miss_penalty_cycles
                         };
-                        let cycles = task.solo_cycles_per_instr
-                            + stalls.unwrap_or_else(stalls_by_misses).max(0.0);
+                        let stalls = task
+                            .added_stalls(resident_bytes, cache_bytes)
+                            .unwrap_or_else(stalls_by_misses);
+                        let cycles = task.solo_cycles_per_instr + stalls.max(0.0);
                         presence * misses / cycles
                     },
                 )
@@ -276,13 +268,14 @@ impl<'a> TaskCurve<'a> {
         value_at(&self.curve, bytes)
     }
 
-    /// The stalled cycles per thousand instructions at a size in bytes; `None` if they were not measured.
-    fn stalls_per_kilo_at(&self, bytes: f64) -> Option<f64> {
+    /// The cycles per instruction by which the task stalls longer with a part of the cache than with
+    /// all of it; `None` if stalls were not measured.
+    fn added_stalls(&self, bytes: f64, cache_bytes: f64) -> Option<f64> {
         let curve = self
             .profile
             .stalls_per_kilo_instr()
             .filter(|curve| !curve.is_empty())?;
-        Some(value_at(curve, bytes).value)
+        Some((value_at(curve, bytes).value - value_at(curve, cache_bytes).value) / 1000.0)
     }
 }
 

@@ -15,7 +15,7 @@ use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cachemate_report::figure::{BarChart, Chart, ChartBar, ChartPoint, HeatMap};
+use cachemate_report::figure::{BarChart, BarGroup, Chart, ChartBar, ChartPoint, HeatMap, Series};
 use rayon::prelude::*;
 use serde::de::DeserializeOwned;
 use serde::{Serialize, Serializer};
@@ -226,6 +226,43 @@ impl DataPoint {
     }
 }
 
+/// A group of bars for each position of the points, with a bar for each of these series, in their
+/// order. A series without a point there leaves its place empty.
+pub(crate) fn bar_groups(points: &[DataPoint], series: &[&str]) -> Vec<BarGroup> {
+    let mut groups: Vec<BarGroup> = Vec::new();
+    for point in points {
+        let Some(place) = series.iter().position(|name| *name == point.series) else {
+            continue;
+        };
+        let index = groups.iter().position(|group| group.name == point.at);
+        let index = index.unwrap_or_else(|| {
+            groups.push(BarGroup {
+                name: point.at.clone(),
+                bars: vec![ChartBar::default(); series.len()],
+            });
+            groups.len() - 1
+        });
+        groups[index].bars[place] = point.bar();
+    }
+    groups
+}
+
+/// A line through the points of one series, whose positions begin with a number.
+pub(crate) fn line_through(points: &[DataPoint], series: &str) -> Series {
+    let x_of = |at: &str| {
+        let is_part = |c: char| c.is_ascii_digit() || c == '.';
+        at[..at.find(|c| !is_part(c)).unwrap_or(at.len())].parse()
+    };
+    let own_points = points.iter().filter(|point| point.series == series);
+    Series {
+        name: series.to_string(),
+        points: own_points
+            .filter_map(|point| point.chart_point(x_of(&point.at).ok()?))
+            .collect(),
+        ..Series::default()
+    }
+}
+
 /// A figure of a result.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ResultFigure {
@@ -374,6 +411,12 @@ impl Finding {
         self.points = points;
         self
     }
+    /// The seeds of a single value that was computed from the runs of all of them.
+    #[must_use]
+    pub fn over_seeds(mut self, seeds: &[u64]) -> Self {
+        self.seeds = seeds.to_vec();
+        self
+    }
     /// Sets the time scale; 1 means that times are as published.
     #[must_use]
     pub fn with_time_scale(mut self, scale: f64) -> Self {
@@ -392,6 +435,27 @@ impl Finding {
         self.figures.push(figure);
         self
     }
+}
+
+/// The texts as a list for a note, or `none`.
+pub(crate) fn list_or_none(texts: impl IntoIterator<Item = String>) -> String {
+    let texts: Vec<String> = texts.into_iter().collect();
+    if texts.is_empty() {
+        "none".to_string()
+    } else {
+        texts.join(", ")
+    }
+}
+
+/// Findings of runs at one time scale.
+pub(crate) fn at_time_scale(
+    scale: f64,
+    findings: impl IntoIterator<Item = Finding>,
+) -> Vec<Finding> {
+    findings
+        .into_iter()
+        .map(|finding| finding.with_time_scale(scale))
+        .collect()
 }
 
 /// Everything that an experiment needs to run.
@@ -474,12 +538,19 @@ impl ExperimentContext<'_> {
     ///
     /// # Errors
     /// The first error in the order of `items`, or an interruption.
-    pub fn run_all<T: Sync, R: Send + Serialize + DeserializeOwned>(
+    pub fn run_all<T: Sync, R: Send>(
         &self,
         items: &[T],
         run: impl Fn(&T) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
-        self.run_all_in_process(items, run)
+        let results: Vec<Result<R>> = items
+            .par_iter()
+            .map(|item| {
+                self.check_not_stopped()?;
+                run(item)
+            })
+            .collect();
+        results.into_iter().collect()
     }
 
     /// Runs a function on each of these inputs as [`ExperimentContext::run_all`] does, but reuses stored results.
@@ -517,22 +588,6 @@ impl ExperimentContext<'_> {
             )?;
             store::find_or_make(name, || run(&visible_context, input))
         })
-    }
-
-    /// Runs short simulations, which are not stored, always in this process.
-    pub fn run_all_in_process<T: Sync, R: Send>(
-        &self,
-        items: &[T],
-        run: impl Fn(&T) -> Result<R> + Sync,
-    ) -> Result<Vec<R>> {
-        let results: Vec<Result<R>> = items
-            .par_iter()
-            .map(|item| {
-                self.check_not_stopped()?;
-                run(item)
-            })
-            .collect();
-        results.into_iter().collect()
     }
 }
 

@@ -18,7 +18,7 @@ use cachemate_sim::kernels;
 use serde::Serialize;
 
 use crate::corun::{CoRunBench, CoRunMatrix, cpus_by_cache};
-use crate::rates::ProgramRates;
+use crate::rates::{ProgramRates, speeds};
 use crate::setup::{Comparison, SpeedupScores, WorkloadJob, failed};
 use crate::solo;
 use crate::steered;
@@ -192,11 +192,7 @@ fn score_mix(
     jobs: &[WorkloadJob],
 ) -> Result<RandomMix> {
     let matrix = CoRunMatrix::measure(context, bench, jobs, false)?;
-    let solo_speeds: Vec<f64> = matrix
-        .solo_rates
-        .iter()
-        .map(|rates| rates.instr_per_cycle)
-        .collect();
+    let solo_speeds = speeds(&matrix.solo_rates);
     let profiles = context.run_all(jobs, |job| {
         solo::profile_job(job, &bench.machine, PROFILE_ACCESSES)
     })?;
@@ -250,8 +246,7 @@ fn score_mix(
     };
     let (default_run, matrix_run) = (run_of_policy("default")?, run_of_policy("best-by-matrix")?);
     let score_run = |run: &[ProgramRates], name: &str| {
-        let speeds: Vec<f64> = run.iter().map(|rates| rates.instr_per_cycle).collect();
-        SpeedupScores::from_rates(&speeds, &solo_speeds)
+        SpeedupScores::from_rates(&speeds(run), &solo_speeds)
             .ok_or_else(|| failed(name)("a program never ran in the measured part"))
     };
     let (default_score, best_score) = (

@@ -38,6 +38,22 @@ struct RunningSums {
     /// Cycles, references, demand misses, read lines, written lines, stall cycles; then misses of the inner levels.
     sums: [f64; SUMS],
 }
+
+impl RunningSums {
+    /// The sums of both, combined one by one.
+    fn combined_with(
+        &self,
+        other: &RunningSums,
+        instructions: f64,
+        combine: impl Fn(f64, f64) -> f64,
+    ) -> RunningSums {
+        RunningSums {
+            instructions,
+            sums: std::array::from_fn(|index| combine(self.sums[index], other.sums[index])),
+        }
+    }
+}
+
 const SUMS: usize = 10;
 const CYCLES: usize = 0;
 const REFERENCES: usize = 1;
@@ -236,19 +252,10 @@ fn interpolate_sums(
     larger_sums: &RunningSums,
     share: f64,
 ) -> RunningSums {
-    let mut sums = RunningSums {
-        instructions: 1.0,
-        ..RunningSums::default()
-    };
-    for (sum, (low, high)) in sums
-        .sums
-        .iter_mut()
-        .zip(smaller_sums.sums.iter().zip(&larger_sums.sums))
-    {
-        *sum = low / smaller_sums.instructions
-            + share * (high / larger_sums.instructions - low / smaller_sums.instructions);
-    }
-    sums
+    smaller_sums.combined_with(larger_sums, 1.0, |low, high| {
+        low / smaller_sums.instructions
+            + share * (high / larger_sums.instructions - low / smaller_sums.instructions)
+    })
 }
 
 fn size_point(
@@ -397,31 +404,16 @@ fn divide_into_stretches(readings: &[RunningSums], lengths: ProfilingLengths) ->
 
         let share = (stretch_end_instr - earlier_reading.instructions)
             / (later_reading.instructions - earlier_reading.instructions);
-        let mut sums_at_end = RunningSums {
-            instructions: stretch_end_instr,
-            ..RunningSums::default()
-        };
-        for (sum, (low, high)) in sums_at_end
-            .sums
-            .iter_mut()
-            .zip(earlier_reading.sums.iter().zip(&later_reading.sums))
-        {
-            *sum = low + share * (high - low);
-        }
+        let sums_at_end =
+            earlier_reading.combined_with(later_reading, stretch_end_instr, |low, high| {
+                low + share * (high - low)
+            });
 
-        let mut difference = RunningSums {
-            instructions: stretch_end_instr - stretch_start.instructions,
-            ..RunningSums::default()
-        };
-        for (sum, (end_sum, earlier)) in difference
-            .sums
-            .iter_mut()
-            .zip(sums_at_end.sums.iter().zip(&stretch_start.sums))
-        {
-            *sum = end_sum - earlier;
-        }
-
-        sums_by_stretch.push(difference);
+        sums_by_stretch.push(sums_at_end.combined_with(
+            &stretch_start,
+            stretch_end_instr - stretch_start.instructions,
+            |end, start| end - start,
+        ));
         stretch_start = sums_at_end;
         stretch_end_instr += lengths.phase_instr as f64;
     }

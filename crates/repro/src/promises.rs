@@ -9,18 +9,14 @@
 
 use std::collections::VecDeque;
 
-use cachemate_core::{
-    Goal, MachineSpec, PolicyConfig, PromiseReport, PromiseState, PromiseTerm, SplitMix64, TaskId,
-    median,
-};
-use cachemate_interval::{IntervalJob, IntervalMachine, Options};
-use serde::{Deserialize, Serialize};
+use cachemate_core::{Goal, PromiseReport, PromiseState, PromiseTerm, SplitMix64, TaskId, median};
+use cachemate_interval::{IntervalJob, Options};
 
 use crate::auto::{MixFamily, RIVALS, draw};
 use crate::cp::CHIP_MACHINE;
-use crate::interval::whatif::build_interval_pipeline;
-use crate::setup::failed;
-use crate::{DataPoint, ExperimentContext, ExperimentRun, Finding, Result, ResultTarget, mean};
+use crate::interval::whatif::start_interval_machine;
+use crate::setup::{failed, load_machine};
+use crate::{DataPoint, ExperimentContext, ExperimentRun, Finding, Result, mean};
 use cachemate_forecast::plan_search::{PlanEvaluator, max_slowdown};
 
 /// Machines without partitions, with ways, and with page colors.
@@ -49,7 +45,7 @@ struct PromiseMix {
 }
 
 /// The outcome of one mix.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug)]
 struct MixOutcome {
     machine: String,
     seed: u64,
@@ -71,7 +67,7 @@ struct MixOutcome {
 }
 
 /// Numbers of reports, one for each promise and window.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 struct ReportCounts {
     all: u32,
     unknown: u32,
@@ -111,10 +107,6 @@ impl ReportCounts {
     }
 }
 
-fn load_promise_machine(machine: &str) -> Result<MachineSpec> {
-    cachemate_spec::load_machine(machine).map_err(failed(machine))
-}
-
 /// The mixes of one machine: half of them pairs of contending kinds, half with more data than fits.
 fn draw_mixes(
     machine: &'static str,
@@ -122,7 +114,7 @@ fn draw_mixes(
     seed: u64,
     length_ns: u64,
 ) -> Result<Vec<PromiseMix>> {
-    let spec = load_promise_machine(machine)?;
+    let spec = load_machine(machine)?;
     let drawable_families = [MixFamily::Contention, MixFamily::Space, MixFamily::Null];
 
     let mut promise_mixes = Vec::new();
@@ -226,28 +218,21 @@ impl PromiseRun {
 }
 
 fn run_under(mix: &PromiseMix, policy: &str, length_ns: u64) -> Result<PromiseRun> {
-    let spec = load_promise_machine(mix.machine)?;
+    let spec = load_machine(mix.machine)?;
     let options = Options {
         seed: mix.seed,
         length_ns: Some(length_ns),
         ..Options::default()
     };
-    let mut machine =
-        IntervalMachine::new(&spec, options, mix.jobs.clone()).map_err(failed(mix.machine))?;
-    let policy = PolicyConfig {
-        name: policy.to_string(),
-        parameters: String::new(),
-        seed: mix.seed,
-    };
-    let policy_pipeline = build_interval_pipeline(&machine, &spec, policy, true)?;
-    machine.set_first_window(policy_pipeline.config().first_window);
+    let (machine, pipeline) =
+        start_interval_machine(&spec, options, mix.jobs.clone(), policy, true)?;
     let mut histories: Vec<TruthHistory> =
         mix.jobs.iter().map(|_| TruthHistory::default()).collect();
     let mut report_counts = ReportCounts::default();
     let mut worst_false_report: Option<(f64, String)> = None;
     let mut window_outcomes: Vec<(f64, bool, f64)> = Vec::new();
 
-    policy_pipeline
+    pipeline
         .run(machine, |machine, record| {
             let mut speeds = Vec::new();
             let mut is_kept = true;
@@ -310,7 +295,7 @@ fn run_under(mix: &PromiseMix, policy: &str, length_ns: u64) -> Result<PromiseRu
 }
 
 fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome> {
-    let spec = load_promise_machine(mix.machine)?;
+    let spec = load_machine(mix.machine)?;
     let plan_truth = PlanEvaluator::new(&spec, &mix.jobs)?.with_running_jobs();
     let best_plan = plan_truth.search_best_plan(mix.seed)?;
     let run = run_under(mix, "auto", length_ns)?;
@@ -395,20 +380,12 @@ fn rival_finding(seed: u64, feasible_outcomes: &[&MixOutcome], rival: usize) -> 
         .iter()
         .filter_map(|(_, work_over_best)| Some(100.0 * (1.0 - (*work_over_best)?)))
         .collect();
-    let title = format!(
-        "'{}': feasible mixes in which all promises are kept",
-        RIVALS[rival]
-    );
     let kept_percent = percent_of(kept.len() as u32, feasible_outcomes.len() as u32);
     let note = format!("{:.1} % of work lost in them", mean(&lost_percents));
-    let values = [(seed, kept_percent)];
-    Finding::new(
-        "PROMISES-7",
-        &title,
-        "none: ours",
-        "%",
-        ResultTarget::Shown,
-        &values,
+    Finding::declared_for(
+        "promises-7-rival",
+        &[RIVALS[rival]],
+        &[(seed, kept_percent)],
     )
     .with_note(note)
 }

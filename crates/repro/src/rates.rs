@@ -17,3 +17,8 @@ pub struct ProgramRates {
     /// or the whole run if the program did not reach the beginning of its work.
     pub finished: bool,
 }
+
+/// Instructions per cycle of each program.
+pub(crate) fn speeds(rates: &[ProgramRates]) -> Vec<f64> {
+    rates.iter().map(|rates| rates.instr_per_cycle).collect()
+}

@@ -40,7 +40,7 @@ impl ExperimentContext<'_> {
     }
 
     /// Runs every case under every seed. The results are not stored, but the runs that they come from are.
-    pub(crate) fn run_unstored_cases<C: Copy + Sync, R: Send + Serialize + DeserializeOwned>(
+    pub(crate) fn run_unstored_cases<C: Copy + Sync, R: Send>(
         &self,
         cases: &[C],
         run: impl Fn(C, u64) -> Result<R> + Sync,
@@ -76,6 +76,12 @@ impl<C: PartialEq, R> SeededRuns<C, R> {
             .iter()
             .find(|((own_case, own_seed), _)| *own_case == case && *own_seed == seed)
             .map(|(_, run)| run)
+    }
+
+    /// The result of one of the cases under one of the seeds that were run.
+    pub fn result(&self, case: C, seed: u64) -> &R {
+        self.get(case, seed)
+            .expect("every case was run under every seed")
     }
 
     /// One result for each case.

@@ -10,11 +10,11 @@ use cachemate_pipeline::{Pipeline, miss_penalty_of_machine};
 use cachemate_sim::machine::SimMachine;
 use cachemate_sim::metrics;
 use cachemate_sim::results::{RunResults, TaskResults};
-use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 pub use crate::error::failed;
 use crate::rates::ProgramRates;
+pub(crate) use crate::workload::load_machine;
 pub use crate::workload::{Workload, WorkloadJob};
 
 /// Results of a managed run, and every record of the loop, including the warm-up.
@@ -31,15 +31,7 @@ impl Workload {
     /// # Errors
     /// The loop rejects a plan, or [`Workload::build_machine`] fails.
     pub fn run_managed(&self, pipeline: Pipeline) -> Result<ManagedRun> {
-        let policy_name = pipeline.config().policy.name.clone();
-        let mut records = Vec::new();
-        let on_window = |_: &mut SimMachine, record| {
-            records.push(record);
-            true
-        };
-        let results =
-            run_under(self.build_machine()?, pipeline, on_window).map_err(failed(&policy_name))?;
-        Ok(ManagedRun { results, records })
+        run_to_end(self.build_machine()?, pipeline)
     }
 
     /// A pipeline around a policy of the registry, as in the experiments: these profilers, no
@@ -75,6 +67,21 @@ pub fn build_pipeline(config: PipelineConfig) -> Result<Pipeline> {
     Pipeline::build(config).map_err(failed(&name))
 }
 
+/// Runs a simulated machine under a pipeline to its end, and keeps the record of every window.
+///
+/// # Errors
+/// The loop rejects a plan.
+pub fn run_to_end(machine: SimMachine, pipeline: Pipeline) -> Result<ManagedRun> {
+    let policy_name = pipeline.config().policy.name.clone();
+    let mut records = Vec::new();
+    let on_window = |_: &mut SimMachine, record| {
+        records.push(record);
+        true
+    };
+    let results = run_under(machine, pipeline, on_window).map_err(failed(&policy_name))?;
+    Ok(ManagedRun { results, records })
+}
+
 /// Runs a simulated machine under a pipeline to its end, or until `on_window` returns `false`.
 ///
 /// # Errors
@@ -89,7 +96,7 @@ pub fn run_under(
 }
 
 /// Comparison of two runs of the same jobs: per instruction, per time, and in fairness.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Comparison {
     /// Instructions per elapsed cycle divided by the baseline's, minus one.
     pub throughput_gain: f64,
@@ -104,23 +111,23 @@ pub struct Comparison {
 impl Comparison {
     /// Splits the gain exactly: (1 + throughput) = (1 + mix)(1 + contention), with mix the change of Σ share·speed from
     /// new shares at old speeds. Shares are processor time over elapsed time, speeds are instructions per cycle on a
-    /// processor; idle time affects the shares and `busy_gain`. `None` if a task never ran in either run, so that it
-    /// has no speed.
-    pub fn compare(new: &RunResults, baseline: &RunResults) -> Option<Self> {
-        let mut ipc_at_old_speeds = 0.0;
-        for (new_task, old_task) in new.tasks.iter().zip(&baseline.tasks) {
-            ipc_at_old_speeds += new_task.run_time_share * instr_per_cpu_cycle(old_task)?;
-        }
+    /// processor; idle time affects the shares and `busy_gain`. Mix and contention are NaN if a task never ran in the
+    /// baseline, so that it has no speed.
+    pub fn compare(new: &RunResults, baseline: &RunResults) -> Self {
+        let tasks = new.tasks.iter().zip(&baseline.tasks);
+        let ipc_at_old_speeds: f64 = tasks
+            .map(|(new_task, old_task)| new_task.run_time_share * instr_per_cpu_cycle(old_task))
+            .sum();
         let (new_ipc, old_ipc) = (
             new.instructions_per_cycle(),
             baseline.instructions_per_cycle(),
         );
-        Some(Comparison {
+        Comparison {
             throughput_gain: new_ipc / old_ipc - 1.0,
             mix_gain: ipc_at_old_speeds / old_ipc - 1.0,
             contention_gain: new_ipc / ipc_at_old_speeds - 1.0,
             busy_gain: new.busy_share / baseline.busy_share - 1.0,
-        })
+        }
     }
 
     /// Compares runs over equal work ([`crate::work`]); `None` if a program never ran.
@@ -153,13 +160,14 @@ impl Comparison {
     }
 }
 
-fn instr_per_cpu_cycle(task: &TaskResults) -> Option<f64> {
+/// NaN for a task that never ran.
+fn instr_per_cpu_cycle(task: &TaskResults) -> f64 {
     let on_cpu_cycles: u64 = task.on_cpu_cycles.iter().map(|(_, cycles)| cycles).sum();
-    (on_cpu_cycles > 0).then(|| task.instructions as f64 / on_cpu_cycles as f64)
+    task.instructions as f64 / on_cpu_cycles as f64
 }
 
 /// Scores relative to solo runs. Rates are per elapsed time, so starving a program lowers the scores.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SpeedupScores {
     /// Sum of speeds divided by solo speeds (Snavely and Tullsen).
     pub weighted_speedup: f64,
@@ -234,7 +242,7 @@ mod tests {
             build_pipeline(workload.pipeline("default", "", Vec::new(), window)).unwrap();
         let managed = workload.run_managed(pipeline).unwrap().results;
         let unmanaged = workload.unmanaged_run().unwrap();
-        let gain = Comparison::compare(&managed, &unmanaged).unwrap();
+        let gain = Comparison::compare(&managed, &unmanaged);
         assert!(gain.throughput_gain.abs() < 0.01, "{gain:?}");
     }
 
@@ -249,7 +257,7 @@ mod tests {
             },
             ..sample_workload(&["mcf", "swim"])
         };
-        let gain = Comparison::compare(&other_seed.unmanaged_run().unwrap(), &results).unwrap();
+        let gain = Comparison::compare(&other_seed.unmanaged_run().unwrap(), &results);
         let product = (1.0 + gain.mix_gain) * (1.0 + gain.contention_gain);
         assert!((product - 1.0 - gain.throughput_gain).abs() < 1e-9);
     }

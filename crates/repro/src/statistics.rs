@@ -29,6 +29,16 @@ pub(crate) fn greatest<V: Borrow<f64>>(values: impl IntoIterator<Item = V>) -> f
         .fold(f64::NEG_INFINITY, f64::max)
 }
 
+/// A gain as a share of a reference's, in percent. A share of a loss means nothing; then a gain that
+/// is no smaller counts as 100 %, and another as 0.
+pub(crate) fn percent_of_gain(gain: f64, reference: f64) -> f64 {
+    if reference > 0.0 {
+        100.0 * gain / reference
+    } else {
+        100.0 * f64::from(u8::from(gain >= reference))
+    }
+}
+
 /// Standard deviation of the distribution from which these values were drawn.
 pub(crate) fn standard_deviation(values: &[f64]) -> f64 {
     let mean = mean(values);
@@ -55,4 +65,22 @@ pub(crate) fn interpolate_at<P>(
     let share =
         (target - position(earlier_point)) / (position(later_point) - position(earlier_point));
     Some(value(earlier_point) + share * (value(later_point) - value(earlier_point)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a policy that loses more than its reference not credited with a share of its loss?
+    #[test]
+    fn a_losing_policy_gets_no_credit_for_a_share_of_its_loss() {
+        assert_eq!(
+            [
+                percent_of_gain(2.0, 4.0),
+                percent_of_gain(-2.1, -2.0),
+                percent_of_gain(-1.0, -2.0)
+            ],
+            [50.0, 0.0, 100.0]
+        );
+    }
 }

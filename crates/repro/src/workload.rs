@@ -10,7 +10,7 @@ use cachemate_sim::kernels;
 use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{ReproError, Result, failed};
+use crate::error::{Result, failed};
 use crate::{recordings, store};
 
 /// One program of a workload, as a separate process.
@@ -188,11 +188,15 @@ pub struct Workload {
     pub measured_cycles: u64,
 }
 
+/// A machine by name or file; overrides are allowed, as in `niagara-2core?l2.size_bytes=98304`.
+pub(crate) fn load_machine(name: &str) -> Result<MachineSpec> {
+    cachemate_spec::load_machine(name).map_err(failed(name))
+}
+
 impl Workload {
     /// Builds a workload on a machine by name (overrides allowed, as in `niagara-2core?l2.size_bytes=98304`).
     pub fn from_machine_name(machine: &str, jobs: Vec<WorkloadJob>, seed: u64) -> Result<Self> {
-        let spec = cachemate_spec::load_machine(machine)
-            .map_err(|error| ReproError::Failed(machine.to_string(), error.to_string()))?;
+        let spec = load_machine(machine)?;
         let options = SimOptions {
             seed,
             ..SimOptions::default()

@@ -378,7 +378,7 @@ fn time_programs(
     let distinct_indices: Vec<usize> = (0..names.len())
         .filter(|&index| first_index_of(index) == index)
         .collect();
-    let programs = context.run_all_in_process(&distinct_indices, |&index| {
+    let programs = context.run_all(&distinct_indices, |&index| {
         let timed_program = TimedProgram::from_profile(&inputs[index].file, machine);
         bar.inc(1);
         Ok(Arc::new(timed_program?))

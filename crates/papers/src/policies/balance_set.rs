@@ -243,14 +243,8 @@ impl BalanceSet {
                 .profiles
                 .get(&task)
                 .is_some_and(|profile| profile.reuse_times().is_some());
-            let is_answered = |probe: &ProbeRequest| {
-                view.observation
-                    .probe_results
-                    .iter()
-                    .any(|a| a.probe == probe.id && a.complete)
-            };
             let is_over = match self.pending_probes.get(&task) {
-                Some(probe) => is_answered(probe),
+                Some(probe) => view.observation.has_completed(probe.id),
                 None => has_reuse_times,
             };
             if is_over {
@@ -329,14 +323,8 @@ impl CacheRotation {
                 continue;
             };
 
-            let is_answered = |probe: &ProbeRequest| {
-                view.observation
-                    .probe_results
-                    .iter()
-                    .any(|a| a.probe == probe.id && a.complete)
-            };
             let has_new_evidence = match (self.task_models.get(&task), requests.get(&task)) {
-                (_, Some(probe)) => is_answered(probe),
+                (_, Some(probe)) => view.observation.has_completed(probe.id),
                 (None, None) => true,
                 (Some(model), None) => {
                     model.phase != profile.phase_number

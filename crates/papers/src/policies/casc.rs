@@ -341,12 +341,7 @@ impl CascCache {
         next_probe: &mut u32,
     ) {
         let is_in_domain = |task: &TaskId| domain.tasks.iter().any(|sample| sample.task == *task);
-        let is_complete = |id: ProbeId| {
-            view.observation
-                .probe_results
-                .iter()
-                .any(|probe_result| probe_result.probe == id && probe_result.complete)
-        };
+        let is_complete = |id: ProbeId| view.observation.has_completed(id);
         let (ended_probes, still_pending): (Vec<OpenProbe>, Vec<OpenProbe>) =
             std::mem::take(&mut self.pending_probes)
                 .into_iter()

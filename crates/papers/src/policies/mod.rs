@@ -1,7 +1,7 @@
 //! The policies, one file or folder each, and the registry that finds them by name.
 //!
 //! A new policy consists of one file here, one entry in [`ENTRIES`], and one page in `docs/policies/`. The conformance
-//! tests ([`crate::conformance`]) apply to it at once.
+//! tests (`crates/papers/src/conformance.rs`) apply to it at once.
 
 use cachemate_core::{EvidenceKind, Policy, ProfileRecall, nearest_name, suggestion};
 

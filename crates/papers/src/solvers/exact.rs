@@ -205,9 +205,9 @@ impl<'a> SubsetSearch<'a> {
     /// The best distribution of a set over the CPUs of one cache, and its cost.
     fn distribute_set(&self, set: ProgramSet, cpus: u32) -> (f64, Vec<Vec<usize>>) {
         let max_load = self.min_load + usize::from(self.has_surplus);
-        let mut cpu_sets: Vec<ProgramSet> = Vec::new();
-        if max_load <= 1 {
-            cpu_sets.extend(members_of_set(set).map(|program| 1 << program));
+        let (cost, mut cpu_sets): (f64, Vec<ProgramSet>) = if max_load <= 1 {
+            let singles = members_of_set(set).map(|program| 1 << program);
+            (0.0, singles.collect())
         } else {
             let incurred_costs: Vec<f64> = (0..self.costs.len())
                 .map(|j| members_of_set(set).map(|i| self.costs[i][j]).sum())
@@ -222,24 +222,13 @@ impl<'a> SubsetSearch<'a> {
                 &mut Vec::new(),
                 &mut best_cost_and_sets,
             );
-            cpu_sets = best_cost_and_sets.1;
-            cpu_sets.resize(cpus as usize, 0);
-            return (
-                best_cost_and_sets.0,
-                cpu_sets
-                    .into_iter()
-                    .map(|cpu| members_of_set(cpu).collect())
-                    .collect(),
-            );
-        }
+            best_cost_and_sets
+        };
         cpu_sets.resize(cpus as usize, 0);
-        (
-            0.0,
-            cpu_sets
-                .into_iter()
-                .map(|cpu| members_of_set(cpu).collect())
-                .collect(),
-        )
+        let programs_by_cpu = cpu_sets
+            .into_iter()
+            .map(|cpu| members_of_set(cpu).collect());
+        (cost, programs_by_cpu.collect())
     }
 
     /// Fills the next CPU with the first remaining program and every choice of companions. `open_cpus` holds the

@@ -56,14 +56,9 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
 
 /// Places the heaviest programs first, each on the CPU with the smallest cost, with even loads.
 fn seat_greedily(costs: &CostMatrix, seats: &Seats) -> Seating {
-    let programs_by_cache = seats
-        .cpus_per_cache
-        .iter()
-        .map(|&cpus| vec![Vec::new(); cpus as usize])
-        .collect();
     let mut climb = HillClimb {
         costs,
-        programs_by_cache,
+        programs_by_cache: seats.empty_seating().by_cache,
     };
     let weight_of = |i: usize| -> f64 { (0..costs.len()).map(|j| costs[i][j] + costs[j][i]).sum() };
     let mut ordered_programs: Vec<usize> = (0..costs.len()).collect();
@@ -71,20 +66,13 @@ fn seat_greedily(costs: &CostMatrix, seats: &Seats) -> Seating {
 
     for (placed_count, program) in ordered_programs.into_iter().enumerate() {
         let round = placed_count / seats.cpus();
-        let mut cheapest_seat: Option<(f64, usize, usize)> = None;
-        for cache in 0..climb.programs_by_cache.len() {
-            for cpu in 0..climb.programs_by_cache[cache].len() {
-                if climb.programs_by_cache[cache][cpu].len() > round {
-                    continue;
-                }
-                let added_cost = climb.cost_beside(program, cache, cpu, None);
-                if cheapest_seat.is_none_or(|(lowest_cost, ..)| added_cost < lowest_cost) {
-                    cheapest_seat = Some((added_cost, cache, cpu));
-                }
-            }
-        }
-        let (_, cache, cpu) =
-            cheapest_seat.expect("a round has a free CPU for each of its programs");
+        let free_cpus = climb.all_cpus().into_iter();
+        let free_cpus =
+            free_cpus.filter(|&(cache, cpu)| climb.programs_by_cache[cache][cpu].len() <= round);
+        let (_, (cache, cpu)) = free_cpus
+            .map(|(cache, cpu)| (climb.cost_beside(program, cache, cpu, None), (cache, cpu)))
+            .reduce(|a, b| if b.0 < a.0 { b } else { a })
+            .expect("a round has a free CPU for each of its programs");
         climb.programs_by_cache[cache][cpu].push(program);
     }
 
@@ -135,17 +123,20 @@ impl HillClimb<'_> {
             .sum()
     }
 
+    /// The CPUs, each as its cache and its position there.
+    fn all_cpus(&self) -> Vec<(usize, usize)> {
+        let caches = self.programs_by_cache.iter().enumerate();
+        caches
+            .flat_map(|(cache, cpus)| (0..cpus.len()).map(move |cpu| (cache, cpu)))
+            .collect()
+    }
+
     fn all_positions(&self) -> Vec<SeatPosition> {
-        let cpus = self
-            .programs_by_cache
-            .iter()
-            .enumerate()
-            .flat_map(|(cache, cpus)| (0..cpus.len()).map(move |cpu| (cache, cpu)));
-        cpus.flat_map(|(cache, cpu)| {
+        let positions_of = |(cache, cpu): (usize, usize)| {
             (0..self.programs_by_cache[cache][cpu].len())
                 .map(move |position| (cache, cpu, position))
-        })
-        .collect()
+        };
+        self.all_cpus().into_iter().flat_map(positions_of).collect()
     }
 
     fn seat_mut(&mut self, (cache, cpu, index): SeatPosition) -> &mut usize {
@@ -190,12 +181,7 @@ impl HillClimb<'_> {
     /// Tries all moves from CPUs with one program more to CPUs with the smallest load, and returns whether one helped.
     fn try_all_moves(&mut self, min_load: usize) -> bool {
         let mut has_improved = false;
-        let cpus: Vec<(usize, usize)> = self
-            .programs_by_cache
-            .iter()
-            .enumerate()
-            .flat_map(|(cache, cpus)| (0..cpus.len()).map(move |cpu| (cache, cpu)))
-            .collect();
+        let cpus = self.all_cpus();
         for &source_cpu in &cpus {
             for &target_cpu in &cpus {
                 let mut position = 0;

@@ -46,6 +46,15 @@ impl Seats {
     pub fn cpus(&self) -> usize {
         self.cpus_per_cache.iter().map(|&cpus| cpus as usize).sum()
     }
+    /// No program on any CPU.
+    fn empty_seating(&self) -> Seating {
+        let caches = self.cpus_per_cache.iter();
+        Seating {
+            by_cache: caches
+                .map(|&cpus| vec![Vec::new(); cpus as usize])
+                .collect(),
+        }
+    }
     /// The minimum number of programs on every CPU, and the number of CPUs with one program more.
     fn min_load_and_surplus(&self, programs: usize) -> (usize, usize) {
         (programs / self.cpus(), programs % self.cpus())
@@ -145,12 +154,7 @@ pub struct Solution {
 /// An assignment with the smallest total; it is empty without programs or CPUs.
 pub fn best_assignment(costs: &CostMatrix, seats: &Seats) -> Solution {
     let seating_and_method = if costs.is_empty() || seats.cpus() == 0 {
-        let by_cache = seats
-            .cpus_per_cache
-            .iter()
-            .map(|&cpus| vec![Vec::new(); cpus as usize])
-            .collect();
-        (Seating { by_cache }, SolverMethod::Matching)
+        (seats.empty_seating(), SolverMethod::Matching)
     } else if matching::can_solve(costs.len(), seats) {
         (matching::solve(costs, seats), SolverMethod::Matching)
     } else if exact::can_solve(costs.len(), seats) {
@@ -257,11 +261,7 @@ pub fn random_totals(costs: &CostMatrix, seats: &Seats, seed: u64) -> RandomTota
 
 /// Draws one assignment from all those with even loads, each equally likely.
 pub fn random_seating(programs: usize, seats: &Seats, generator: &mut SplitMix64) -> Seating {
-    let mut by_cache: Vec<Vec<Vec<usize>>> = seats
-        .cpus_per_cache
-        .iter()
-        .map(|&cpus| vec![Vec::new(); cpus as usize])
-        .collect();
+    let Seating { mut by_cache } = seats.empty_seating();
     let mut cpus: Vec<(usize, usize)> = by_cache
         .iter()
         .enumerate()

@@ -10,7 +10,7 @@ use super::bounds::confidence_bounds;
 use super::draw::{FAMILIES, MixFamily};
 use super::families::{AutoMix, ScoreKind, score_all_mixes};
 use super::run::AutoContender;
-use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, mean};
 
 /// Parts of the policy: name in tables, and value of the parameter that disables the part.
 const PARTS: [(&str, &str); 3] = [
@@ -90,20 +90,12 @@ fn gain_finding(
     let points = families.filter(|(_, gains)| !gains.is_empty());
     let points = points.map(|(family, gains)| DataPoint::from_values(title, family.name(), &gains));
     let value = [(context.seeds[0], mean(&gains))];
-
-    Finding::new(
-        "AUTO-ABLATION",
-        title,
-        "none",
-        "%",
-        ResultTarget::Shown,
-        &value,
-    )
-    .with_points(points.collect())
-    .with_note(format!(
-        "from {low:.2} to {high:.2} % over {} mixes (one-sided 95 % bounds)",
-        mixes.len()
-    ))
+    Finding::declared_for("auto-ablation", &[title], &value)
+        .with_points(points.collect())
+        .with_note(format!(
+            "from {low:.2} to {high:.2} % over {} mixes (one-sided 95 % bounds)",
+            mixes.len()
+        ))
 }
 
 fn lost_gains_figure(mixes: &[AutoMix]) -> ResultFigure {

@@ -2,12 +2,11 @@
 
 use cachemate_core::MachineSpec;
 use cachemate_interval::IntervalJob;
-use serde::{Deserialize, Serialize};
 
 use super::MACHINES;
 use super::draw::{FAMILIES, MixFamily, draw_mix_jobs};
 use super::run::{AutoContender, ContenderRun, run};
-use crate::setup::failed;
+use crate::setup::load_machine;
 use crate::{ExperimentContext, Result};
 
 /// Number of machine seeds: the first selects the best single mechanism, and the others score.
@@ -44,7 +43,7 @@ pub const AUTO_INDEX: usize = 13;
 pub const RIVALS: [&str; 4] = ["caladan", "fence", "lfoc", "parties"];
 
 /// Scores of one contender on one machine seed.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub struct ContenderScore {
     /// Mean over jobs of speed divided by solo speed, from each job's arrival.
     pub weighted_speedup: f64,
@@ -132,7 +131,6 @@ impl AutoMix {
 const SOLO_RUN_NS: u64 = 60_000_000_000;
 
 /// Solo speed of a job over time.
-#[derive(Serialize, Deserialize)]
 struct SoloProgress {
     instr_per_s: f64,
     /// Seconds, and instructions completed by then, for a program with phases, whose instructions are not equal work.
@@ -244,7 +242,6 @@ pub fn score_all_mixes(
     mixes_per_family: u32,
     contenders: &[AutoContender],
 ) -> Result<Vec<AutoMix>> {
-    let load_machine = |name: &str| cachemate_spec::load_machine(name).map_err(failed(name));
     let machines: Vec<MachineSpec> = match context.machine {
         Some(name) => vec![load_machine(name)?],
         None => MACHINES

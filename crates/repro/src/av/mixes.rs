@@ -21,13 +21,15 @@ use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
 use super::{MACHINE, SAMPLE_CYCLES, SUPER_SETS};
-use crate::rates::ProgramRates;
+use crate::rates::{ProgramRates, speeds};
 use crate::run_request;
+use crate::seeded_runs::SeededRuns;
 use crate::setup::{Comparison, SpeedupScores, Workload, WorkloadJob, failed};
 use crate::steered;
 use crate::work::{InstructionRange, WorkRun};
 use crate::{
-    DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, least, mean,
+    DataPoint, ExperimentContext, Finding, ReproError, Result, ResultFigure, ResultTarget,
+    at_time_scale, least, mean,
 };
 
 /// Table 4: the mix, kick-outs saved and IPC gained in the paper, %.
@@ -105,15 +107,20 @@ struct RoundRobinGains {
 
 #[derive(Serialize, Deserialize)]
 struct FourJobMix {
-    seed: u64,
-    nth: usize,
     /// Gains of each of [`SCHEDULERS`].
     by: Vec<RoundRobinGains>,
     oracle: RoundRobinGains,
     worst_pairing_gain: f64,
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+impl FourJobMix {
+    /// Gains of one of [`SCHEDULERS`] by its position; after the last, those of the best pairing.
+    fn gains(&self, scheduler: usize) -> &RoundRobinGains {
+        self.by.get(scheduler).unwrap_or(&self.oracle)
+    }
+}
+
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     // Samples are as long as the paper's, 5 million cycles, because refilling the L2 takes a quarter of a million at any
     // scale: 5 % of such a sample, but 26 % at 1/5, where each replaced job costs more than good co-runners save.
     let length = context.pick_by_length(
@@ -136,108 +143,71 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             mix_step: 1,
         },
     );
-    let mixes = measure_all_mixes(context, &context.seeds, length)?;
-    let mut findings = mix_findings(context, &mixes);
+    let mixes: Vec<usize> = (0..PAPER_MIXES.len()).step_by(length.mix_step).collect();
+    let runs = measure_all_mixes(context, &mixes, length)?;
+    let mut findings = mix_findings(context, &mixes, &runs);
     if !context.quick {
         // Does the result depend on the scale?
         let second_scale_length = SampleLength { scale: 5, ..length };
-        let rerun_mixes = measure_all_mixes(context, &context.seeds[..1], second_scale_length)?;
-        let label = format!("mean of {} mixes, first seed", rerun_mixes.len());
-        for (index, (name, _, _)) in SCHEDULERS.iter().enumerate() {
-            let gains: Vec<f64> = rerun_mixes
-                .iter()
-                .map(|mix| mix.by[index].ipc_gain)
-                .collect();
+        let first_seed = ExperimentContext {
+            seeds: vec![context.seeds[0]],
+            ..*context
+        };
+        let rerun = measure_all_mixes(&first_seed, &mixes, second_scale_length)?;
+        let at = format!("mean of {} mixes, first seed", mixes.len());
+        let names = SCHEDULERS.iter().map(|(name, ..)| *name);
+        for (index, name) in names.chain(["best pairing"]).enumerate() {
+            let gain = mean(rerun.all().map(|mix| mix.gains(index).ipc_gain));
             let series = format!("IPC gain, %, scale 1/{}: {name}", second_scale_length.scale);
             findings[0]
                 .points
-                .push(DataPoint::from_values(series, &label, [mean(&gains)]));
+                .push(DataPoint::from_values(series, &at, [gain]));
         }
-        let best_pairing_gains: Vec<f64> =
-            rerun_mixes.iter().map(|mix| mix.oracle.ipc_gain).collect();
-        let series = format!(
-            "IPC gain, %, scale 1/{}: best pairing",
-            second_scale_length.scale
-        );
-        findings[0].points.push(DataPoint::from_values(
-            series,
-            &label,
-            [mean(&best_pairing_gains)],
-        ));
     }
-    Ok(findings
-        .into_iter()
-        .map(|finding| finding.with_time_scale(length.scale as f64))
-        .collect())
+    Ok(at_time_scale(length.scale as f64, findings))
 }
+
+/// Results by mix of [`PAPER_MIXES`] and seed.
+type MixRuns = SeededRuns<usize, FourJobMix>;
 
 fn measure_all_mixes(
     context: &ExperimentContext<'_>,
-    seeds: &[u64],
+    mixes: &[usize],
     length: SampleLength,
-) -> Result<Vec<FourJobMix>, ReproError> {
-    let mut mixes = Vec::new();
+) -> Result<MixRuns> {
+    context.report_progress(&format!(
+        "{} mixes of four jobs, scale 1/{}",
+        mixes.len(),
+        length.scale
+    ));
 
-    for &seed in seeds {
-        let mix_indices: Vec<usize> = (0..PAPER_MIXES.len()).step_by(length.mix_step).collect();
-        context.report_progress(&format!(
-            "{} mixes of four jobs, seed {seed}, scale 1/{}",
-            mix_indices.len(),
-            length.scale
-        ));
-
-        // A job's input depends on its position in the mix.
-        let mut program_positions: Vec<(&str, usize)> = mix_indices
-            .iter()
-            .flat_map(|&nth| {
-                PAPER_MIXES[nth]
-                    .0
-                    .into_iter()
-                    .enumerate()
-                    .map(|(index, name)| (name, index))
-            })
-            .collect();
-        program_positions.sort_unstable();
-        program_positions.dedup();
-        let solo_runs = context.run_all(&program_positions, |&(program, at)| {
-            run_request::solo_run(&Workload {
-                jobs: vec![mix_job(program, at, seed)],
-                ..build_workload(&[], seed, length)?
-            })
-        })?;
-        let solo_run_of = |(at, program): (usize, &&str)| {
-            program_positions
-                .iter()
-                .position(|listed| *listed == (*program, at))
-                .map(|n| solo_runs[n])
-        };
-        let inputs_of = |&mix_index: &usize| MixInputs {
-            mix_index,
-            seed,
-            length,
-            solo_runs: PAPER_MIXES[mix_index]
-                .0
-                .iter()
-                .enumerate()
-                .filter_map(solo_run_of)
-                .collect(),
-        };
-        let inputs: Vec<MixInputs> = mix_indices.iter().map(inputs_of).collect();
-        mixes.extend(context.run_all_stored(&inputs, measure_mix)?);
-    }
-
-    Ok(mixes)
+    // A job's input depends on its position in the mix.
+    let programs_of = |&mix: &usize| PAPER_MIXES[mix].0.into_iter().zip(0..);
+    let mut programs: Vec<(&'static str, usize)> = mixes.iter().flat_map(programs_of).collect();
+    programs.sort_unstable();
+    programs.dedup();
+    let solo_runs = context.run_unstored_cases(&programs, |(program, at), seed| {
+        run_request::solo_run(&Workload {
+            jobs: vec![mix_job(program, at, seed)],
+            ..build_workload(&[], seed, length)?
+        })
+    })?;
+    let inputs = |mix_index: usize, seed| MixInputs {
+        mix_index,
+        seed,
+        length,
+        solo_runs: programs_of(&mix_index)
+            .filter_map(|program| solo_runs.get(program, seed).copied())
+            .collect(),
+    };
+    context.run_cases(mixes, inputs, measure_mix)
 }
 
 fn mix_job(program: &str, index: usize, seed: u64) -> WorkloadJob {
     WorkloadJob::new(program, 10 * seed + index as u64)
 }
 
-fn build_workload(
-    programs: &[&str],
-    seed: u64,
-    length: SampleLength,
-) -> Result<Workload, ReproError> {
+fn build_workload(programs: &[&str], seed: u64, length: SampleLength) -> Result<Workload> {
     let jobs = programs
         .iter()
         .enumerate()
@@ -261,7 +231,7 @@ fn run_managed(
     work_ranges: &[InstructionRange],
     name: &str,
     policy: Box<dyn Policy>,
-) -> Result<WorkRun, ReproError> {
+) -> Result<WorkRun> {
     // A counter reading is used once it covers a part of a sample.
     let counted_instructions = SAMPLE_CYCLES as f64 / workload.options.scale as f64 / 10.0;
     let counters = ProfilerConfig::Counters {
@@ -286,7 +256,7 @@ fn run_with_registered_policy(
     work: &[InstructionRange],
     policy: &str,
     parameters: &str,
-) -> Result<WorkRun, ReproError> {
+) -> Result<WorkRun> {
     let super_sets_line = if policy == "activity-vector" {
         format!("super_sets = {SUPER_SETS}\n")
     } else {
@@ -335,7 +305,7 @@ struct MixInputs {
     solo_runs: Vec<(InstructionRange, ProgramRates)>,
 }
 
-fn measure_mix(_: &ExperimentContext<'_>, inputs: &MixInputs) -> Result<FourJobMix, ReproError> {
+fn measure_mix(_: &ExperimentContext<'_>, inputs: &MixInputs) -> Result<FourJobMix> {
     let MixInputs {
         mix_index,
         seed,
@@ -360,7 +330,7 @@ fn measure_mix(_: &ExperimentContext<'_>, inputs: &MixInputs) -> Result<FourJobM
                 &solo_ipc,
             )
         })
-        .collect::<Result<Vec<RoundRobinGains>, ReproError>>()?;
+        .collect::<Result<Vec<_>>>()?;
 
     let measure_pairing = |pairs: [[u32; 2]; 2]| {
         let policy = Box::new(PairRotation {
@@ -381,7 +351,7 @@ fn measure_mix(_: &ExperimentContext<'_>, inputs: &MixInputs) -> Result<FourJobM
     let pairing_gains = PAIRINGS
         .into_iter()
         .map(measure_pairing)
-        .collect::<Result<Vec<RoundRobinGains>, ReproError>>()?;
+        .collect::<Result<Vec<RoundRobinGains>>>()?;
     let by_gain = |a: &&RoundRobinGains, b: &&RoundRobinGains| a.ipc_gain.total_cmp(&b.ipc_gain);
     let (best, worst) = (
         pairing_gains.iter().max_by(by_gain),
@@ -393,8 +363,6 @@ fn measure_mix(_: &ExperimentContext<'_>, inputs: &MixInputs) -> Result<FourJobM
         *worst.ok_or_else(no_pairing_error)?,
     );
     Ok(FourJobMix {
-        seed,
-        nth: mix_index,
         by: gains,
         oracle: best_gains,
         worst_pairing_gain: worst_gains.ipc_gain,
@@ -405,7 +373,7 @@ fn gains_against(
     run: &WorkRun,
     baseline_run: &WorkRun,
     solo_ipc: &[f64],
-) -> Result<RoundRobinGains, ReproError> {
+) -> Result<RoundRobinGains> {
     let unfinished_error = || {
         ReproError::Failed(
             "AV-3".to_string(),
@@ -421,18 +389,10 @@ fn gains_against(
         return Err(unfinished_error());
     }
 
-    let job_speeds = |worked: &WorkRun| {
-        worked
-            .rates
-            .iter()
-            .map(|rates| rates.instr_per_cycle)
-            .collect::<Vec<f64>>()
-    };
-
     let rate_gain =
         Comparison::compare_rates(&run.rates, &baseline_run.rates).ok_or_else(unfinished_error)?;
     let score_run = |worked: &WorkRun| {
-        SpeedupScores::from_rates(&job_speeds(worked), solo_ipc).ok_or_else(unfinished_error)
+        SpeedupScores::from_rates(&speeds(&worked.rates), solo_ipc).ok_or_else(unfinished_error)
     };
     let (run_scores, base_scores): (SpeedupScores, SpeedupScores) =
         (score_run(run)?, score_run(baseline_run)?);
@@ -482,29 +442,17 @@ fn mean_newcomer_count(decisions: &[Decision]) -> f64 {
     running_sets.windows(2).map(newcomers).sum::<usize>() as f64 / running_sets.len().max(1) as f64
 }
 
-fn mix_findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Finding> {
-    let mean_over_mixes = |seed: u64, metric: &dyn Fn(&FourJobMix) -> f64| {
-        mean(
-            mixes
-                .iter()
-                .filter(|mix| mix.seed == seed)
-                .map(metric)
-                .filter(|value| value.is_finite()),
-        )
-    };
+fn mix_findings(context: &ExperimentContext<'_>, mixes: &[usize], runs: &MixRuns) -> Vec<Finding> {
+    let finite_mean =
+        |values: &mut dyn Iterator<Item = f64>| mean(values.filter(|v| v.is_finite()));
     let per_seed = |metric: &dyn Fn(&FourJobMix) -> f64| {
-        context.values_by_seed(|seed| mean_over_mixes(seed, metric))
+        runs.per_seed(|mixes| finite_mean(&mut mixes.iter().map(|mix| metric(mix))))
     };
-    let best_pairing_gain = mean(
-        per_seed(&|mix| mix.oracle.ipc_gain)
-            .iter()
-            .map(|(_, gain)| *gain),
-    );
-    let worst_pairing_gain = mean(
-        per_seed(&|mix| mix.worst_pairing_gain)
-            .iter()
-            .map(|(_, gain)| *gain),
-    );
+    let mean_over_seeds = |metric: &dyn Fn(&FourJobMix) -> f64| {
+        mean(per_seed(metric).iter().map(|(_, value)| *value))
+    };
+    let best_pairing_gain = mean_over_seeds(&|mix| mix.oracle.ipc_gain);
+    let worst_pairing_gain = mean_over_seeds(&|mix| mix.worst_pairing_gain);
     // If the gain of the best pairing is below the paper's mean, the target is 70 % of that gain. A pairing that loses
     // is no oracle, and lowers no target.
     let target = ResultTarget::AtLeast {
@@ -517,13 +465,8 @@ fn mix_findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Fi
     };
     let mut findings = Vec::new();
     for (index, (name, _, _)) in SCHEDULERS.iter().enumerate() {
-        let mean_of = |metric: fn(&RoundRobinGains) -> f64| {
-            mean(
-                per_seed(&|mix| metric(&mix.by[index]))
-                    .iter()
-                    .map(|(_, value)| *value),
-            )
-        };
+        let mean_of =
+            |metric: fn(&RoundRobinGains) -> f64| mean_over_seeds(&|mix| metric(mix.gains(index)));
         let note = format!(
             "The best of the three pairings gains {best_pairing_gain:.2} %, the worst {worst_pairing_gain:.2} %. Split: mix {:+.2} %, contention {:+.2} %, busy {:+.2} %; weighted \
              speed-up {:+.2} %; worst slowdown times {:.3}; kick-outs per instruction {:+.1} % saved (paper 10.2). Jobs brought in per \
@@ -538,7 +481,7 @@ fn mix_findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Fi
         );
         let title = format!(
             "mean IPC gain over round robin, {} mixes: {name}",
-            mixes.len() / context.seeds.len().max(1)
+            mixes.len()
         );
         let is_shown = index >= FIRST_SCHEDULER_WITHOUT_TARGET;
         let (paper, target) = if is_shown {
@@ -546,82 +489,43 @@ fn mix_findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Fi
         } else {
             ("+4.4 % (1.4 to 12.1)", target)
         };
-        let finding = Finding::new(
-            "AV-3",
-            &title,
-            paper,
-            "%",
-            target,
-            &per_seed(&|mix| mix.by[index].ipc_gain),
-        )
-        .with_note(note);
-        findings.push(finding.with_points(gain_points(mixes, name, |mix| mix.by[index])));
+        let per_seed = per_seed(&|mix| mix.gains(index).ipc_gain);
+        let finding = Finding::new("AV-3", &title, paper, "%", target, &per_seed).with_note(note);
+        findings.push(finding.with_points(gain_points(mixes, runs, name, index)));
         if is_shown {
             continue;
         }
         // Averaged over seeds first, because a single seed's mix is noise.
-        let mean_gains_by_mix = measured_mix_indices(mixes)
-            .map(|nth| values_of(mixes, nth, |mix| mix.by[index].ipc_gain));
-        let lowest_mean_gain = least(mean_gains_by_mix.map(|gains| mean(&gains)));
-        let title = format!("lowest IPC gain of any mix, mean over seeds: {name}");
-        let target = ResultTarget::AtLeast {
-            target: -1.0,
-            paper_best: Some(1.4),
-        };
-        let mut lowest_gain_finding = Finding::new(
-            "AV-3",
-            &title,
-            "+1.4 %",
-            "%",
-            target,
-            &[(context.seeds[0], lowest_mean_gain)],
+        let mean_gains = mixes
+            .iter()
+            .map(|&mix| mean(runs.values(mix, |run| run.gains(index).ipc_gain)));
+        let lowest_gain_finding = Finding::declared_for(
+            "av-3-lowest-gain",
+            &[name],
+            &[(context.seeds[0], least(mean_gains))],
         );
-        lowest_gain_finding.seeds.clone_from(&context.seeds);
-        findings.push(lowest_gain_finding);
+        findings.push(lowest_gain_finding.over_seeds(&context.seeds));
     }
-    findings[0]
-        .points
-        .extend(gain_points(mixes, "best pairing", |mix| mix.oracle));
-    findings[0]
-        .points
-        .extend(measured_mix_indices(mixes).flat_map(|nth| {
-            let (_, kick_outs, gain) = &PAPER_MIXES[nth];
-            [
-                ("IPC gain, %, paper", gain),
-                ("kick-outs saved, %, paper", kick_outs),
-            ]
-            .map(|(series, value)| DataPoint::from_values(series, mix_name(nth), [*value]))
-        }));
-    findings[0].figures.push(gains_figure(mixes));
+    let points = &mut findings[0].points;
+    points.extend(gain_points(mixes, runs, "best pairing", SCHEDULERS.len()));
+    points.extend(mixes.iter().flat_map(|&mix| {
+        let (_, kick_outs, gain) = &PAPER_MIXES[mix];
+        [
+            ("IPC gain, %, paper", gain),
+            ("kick-outs saved, %, paper", kick_outs),
+        ]
+        .map(|(series, value)| DataPoint::from_values(series, mix_name(mix), [*value]))
+    }));
+    let figure = gains_figure(mixes, runs);
+    findings[0].figures.push(figure);
     findings
-}
-
-/// The mixes that were run, in Table 4's order.
-fn measured_mix_indices(mixes: &[FourJobMix]) -> impl Iterator<Item = usize> + '_ {
-    (0..PAPER_MIXES.len()).filter(|nth| mixes.iter().any(|mix| mix.nth == *nth))
-}
-
-fn values_of(
-    mixes: &[FourJobMix],
-    mix_index: usize,
-    metric: impl Fn(&FourJobMix) -> f64,
-) -> Vec<f64> {
-    mixes
-        .iter()
-        .filter(|mix| mix.nth == mix_index)
-        .map(metric)
-        .collect()
 }
 
 fn mix_name(mix_index: usize) -> String {
     format!("{}: {}", mix_index + 1, PAPER_MIXES[mix_index].0.join("."))
 }
 
-fn gain_points(
-    mixes: &[FourJobMix],
-    name: &str,
-    metric: impl Fn(&FourJobMix) -> RoundRobinGains,
-) -> Vec<DataPoint> {
+fn gain_points(mixes: &[usize], runs: &MixRuns, name: &str, scheduler: usize) -> Vec<DataPoint> {
     let series: [(&str, fn(&RoundRobinGains) -> f64); 8] = [
         ("IPC gain, %", |run| run.ipc_gain),
         ("kick-outs saved, %", |run| run.kick_outs_saved),
@@ -634,38 +538,27 @@ fn gain_points(
     ];
 
     let mut points = Vec::new();
-    for nth in measured_mix_indices(mixes) {
-        for (series, get) in series {
-            let values = values_of(mixes, nth, |mix| get(&metric(mix)));
-            points.push(DataPoint::from_values(
-                format!("{series}: {name}"),
-                mix_name(nth),
-                &values,
-            ));
-        }
+    for &mix in mixes {
+        points.extend(series.map(|(series, get)| {
+            let series = format!("{series}: {name}");
+            runs.point(mix, series, mix_name(mix), |run| get(run.gains(scheduler)))
+        }));
     }
     points
 }
 
-fn gains_figure(mixes: &[FourJobMix]) -> ResultFigure {
-    let gain_bar = |values: Vec<f64>| {
-        let point = DataPoint::from_values("", "", &values);
-        ChartBar {
-            value: point.value,
-            interval: point.low.zip(point.high),
-        }
-    };
-    let group = |mix_index: usize| {
-        let policy_bar =
-            |index: usize| gain_bar(values_of(mixes, mix_index, |mix| mix.by[index].ipc_gain));
-        let best_pairing_bar = gain_bar(values_of(mixes, mix_index, |mix| mix.oracle.ipc_gain));
-        let bars = (0..SCHEDULERS.len())
-            .map(policy_bar)
-            .chain([best_pairing_bar, ChartBar::from(PAPER_MIXES[mix_index].2)])
-            .collect();
+fn gains_figure(mixes: &[usize], runs: &MixRuns) -> ResultFigure {
+    let group = |&mix: &usize| {
+        let gain_bar = |scheduler: usize| {
+            runs.point(mix, "", "", |run| run.gains(scheduler).ipc_gain)
+                .bar()
+        };
         BarGroup {
-            name: PAPER_MIXES[mix_index].0.join("."),
-            bars,
+            name: PAPER_MIXES[mix].0.join("."),
+            bars: (0..=SCHEDULERS.len())
+                .map(gain_bar)
+                .chain([ChartBar::from(PAPER_MIXES[mix].2)])
+                .collect(),
         }
     };
 
@@ -677,7 +570,7 @@ fn gains_figure(mixes: &[FourJobMix]) -> ResultFigure {
         title: "IPC gain over round robin, mixes of four jobs".to_string(),
         y: Axis::linear("%"),
         series: series.map(str::to_string).collect(),
-        groups: measured_mix_indices(mixes).map(group).collect(),
+        groups: mixes.iter().map(group).collect(),
         size: Some((1180.0, 460.0)),
         ..BarChart::default()
     };

@@ -26,7 +26,10 @@ use super::samples::{ActivitySample, SuperSets, TaskActivity, sample_by_set};
 use super::{MACHINE, PROGRAMS};
 use crate::seeded_runs::SeededRuns;
 use crate::setup::{Workload, WorkloadJob, failed};
-use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, least, mean};
+use crate::{
+    DataPoint, ExperimentContext, Finding, Result, ResultFigure, at_time_scale, bar_groups, least,
+    mean,
+};
 
 /// Table 1, average slope and r².
 const PAPER_SLOPES: [(f64, f64); 6] = [
@@ -165,10 +168,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let pairs = context.run_cases(&program_pairs, inputs, run_pair)?;
     let mut findings = correlation_findings(context, &pairs);
     findings.extend(inter_thread_findings(context, &pairs));
-    Ok(findings
-        .into_iter()
-        .map(|finding| finding.with_time_scale(length.scale as f64))
-        .collect())
+    Ok(at_time_scale(length.scale as f64, findings))
 }
 
 /// Positions of two programs in [`PROGRAMS`].
@@ -436,7 +436,7 @@ fn correlation_findings(context: &ExperimentContext<'_>, pairs: &PairRuns) -> Ve
     slope_finding.points = table_points(context, pairs, &slopes_within, &slopes_between);
     slope_finding.note = describe_fit(context, pairs);
     slope_finding.figures = vec![
-        slopes_figure(&slopes_over_all_pairs, &slopes_between),
+        slopes_figure(&slope_finding.points),
         overlap_figure(context, pairs),
     ];
     let readings = [
@@ -583,27 +583,19 @@ fn table_points(
     points
 }
 
-fn slopes_figure(slopes_within: &[Vec<f64>], slopes_between: &[Vec<f64>]) -> ResultFigure {
-    let slope_bar = |slopes: &[f64]| DataPoint::from_values("", "", slopes).bar();
-    let group = |(cell, name): (usize, &&str)| {
-        let bars = vec![
-            slope_bar(&slopes_within[cell]),
-            slope_bar(&slopes_between[cell]),
-            ChartBar::from(PAPER_SLOPES[cell].0),
-        ];
-        BarGroup {
-            name: name.to_string(),
-            bars,
-        }
-    };
-
+fn slopes_figure(points: &[DataPoint]) -> ResultFigure {
+    let series = [
+        "slope within pairs, all 45",
+        "slope between pairs",
+        "slope, paper",
+    ];
     let bars = BarChart {
         title: "Slope of IPC over shared bits".to_string(),
         y: Axis::linear("IPC per shared bit"),
         series: ["within pairs", "between pairs", "paper"]
             .map(str::to_string)
             .to_vec(),
-        groups: CELLS.iter().enumerate().map(group).collect(),
+        groups: bar_groups(points, &series),
         ..BarChart::default()
     };
     ResultFigure::bars("av-1-slopes", &bars)

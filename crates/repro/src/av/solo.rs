@@ -4,14 +4,16 @@
 
 use cachemate_core::SuperSetCount;
 use cachemate_locality::activity::LastVectorPredictor;
-use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar, HeatMap, Shade};
+use cachemate_report::figure::{Axis, BarChart, HeatMap, Shade};
 
 use super::bits::{CELLS, Thresholds, combine_samples};
 use super::samples::{ActivitySample, sample_workload};
 use super::{MACHINE, PROGRAMS, SUPER_SETS};
 use crate::seeded_runs::SeededRuns;
 use crate::setup::{Workload, WorkloadJob};
-use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, mean};
+use crate::{
+    DataPoint, ExperimentContext, Finding, Result, ResultFigure, at_time_scale, bar_groups, mean,
+};
 
 /// Table 2, in the order of the six cells.
 const PAPER_ACCURACY_PERCENT: [f64; 6] = [82.3, 93.6, 94.9, 90.3, 93.8, 94.6];
@@ -35,10 +37,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         predictability_finding(context, &runs),
         activity_finding(context, &runs),
     ];
-    Ok(findings
-        .into_iter()
-        .map(|finding| finding.with_time_scale(scale as f64))
-        .collect())
+    Ok(at_time_scale(scale as f64, findings))
 }
 
 fn sample_program(
@@ -131,46 +130,25 @@ fn predictability_finding(context: &ExperimentContext<'_>, runs: &SoloSamples) -
             .map(|cells| value(&cells[cell]))
             .collect::<Vec<f64>>()
     };
-    let mut groups = Vec::new();
+    let series = ["last value", "always zero", "last value, paper"];
     for (cell, name) in CELLS.iter().enumerate() {
-        let (last_value_percents, always_zero_percents) = (
+        let values = [
             cell_values(cell, |pair| pair.0),
             cell_values(cell, |pair| pair.1),
+            vec![PAPER_ACCURACY_PERCENT[cell]],
+        ];
+        points.extend(
+            series
+                .iter()
+                .zip(values)
+                .map(|(series, values)| DataPoint::from_values(*series, *name, values)),
         );
-        points.push(DataPoint::from_values(
-            "last value",
-            *name,
-            &last_value_percents,
-        ));
-        points.push(DataPoint::from_values(
-            "always zero",
-            *name,
-            &always_zero_percents,
-        ));
-        points.push(DataPoint::from_values(
-            "last value, paper",
-            *name,
-            [PAPER_ACCURACY_PERCENT[cell]],
-        ));
-        let bars = [
-            mean(&last_value_percents),
-            mean(&always_zero_percents),
-            PAPER_ACCURACY_PERCENT[cell],
-        ]
-        .map(ChartBar::from)
-        .to_vec();
-        groups.push(BarGroup {
-            name: name.to_string(),
-            bars,
-        });
     }
     let bars = BarChart {
         title: "Bits of the next vector predicted".to_string(),
         y: Axis::linear("% of bits").with_range(0.0, 100.0),
-        series: ["last value", "always zero", "paper"]
-            .map(str::to_string)
-            .to_vec(),
-        groups,
+        groups: bar_groups(&points, &series),
+        series: series.map(str::to_string).to_vec(),
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("av-2-predictability", &bars);

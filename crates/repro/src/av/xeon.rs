@@ -11,14 +11,17 @@ use cachemate_core::{
     CacheLevel, Estimate, Fact, FactSource, Profile, ProfilerConfig, TaskId, WindowLength, median,
 };
 use cachemate_locality::activity::common_active_count;
-use cachemate_report::figure::{Axis, BarChart, BarGroup};
+use cachemate_report::figure::{Axis, BarChart};
 use serde::{Deserialize, Serialize};
 
 use super::bits::{Thresholds, combine_samples};
 use super::samples::{LEVELS, TaskActivity, sample_workload};
 use crate::seeded_runs::SeededRuns;
 use crate::setup::{ManagedRun, Workload, WorkloadJob, build_pipeline};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, Result, ResultFigure, mean};
+use crate::{
+    DataPoint, ExperimentContext, Finding, ReproError, Result, ResultFigure, at_time_scale,
+    bar_groups, mean,
+};
 
 const MACHINE: &str = "p4-xeon-ht";
 const MACHINE_WITHOUT_SUPER_SETS: &str = "p4-xeon-ht?counters.sampler=tagged";
@@ -143,12 +146,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         opportunity_findings(&runs),
         finish_times(&runs, length.lag_bounds),
         counter_findings(&runs),
-    ]
-    .concat();
-    Ok(findings
-        .into_iter()
-        .map(|finding| finding.with_time_scale(length.scale as f64))
-        .collect())
+    ];
+    Ok(at_time_scale(length.scale as f64, findings.concat()))
 }
 
 fn slice_cycles(workload: &Workload) -> u64 {
@@ -479,27 +478,18 @@ fn finish_times(runs: &XeonRuns, lag_bounds: &[&str]) -> Vec<Finding> {
             })
         })
         .collect();
-    let points = [points, other_bound_points(runs, lag_bounds)].concat();
-
-    let group = |workload: usize| BarGroup {
-        name: format!("WL{workload}"),
-        bars: series
-            .iter()
-            .map(|(_, get)| {
-                runs.point(workload, "", "", |run| delay_metric(run, *get))
-                    .bar()
-            })
-            .collect(),
-    };
+    let drawn_series =
+        ["early", "median", "late"].map(|name| format!("{name} finish time, % of change"));
     let bars = BarChart {
         title: "Finish times by the vectors' advice, change against the default scheduler"
             .to_string(),
         y: Axis::linear("% later"),
         series: series.iter().map(|(name, _)| name.to_string()).collect(),
-        groups: (0..PAPER_WORKLOADS.len()).map(group).collect(),
+        groups: bar_groups(&points, &drawn_series.each_ref().map(String::as_str)),
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("av-5-finish-times", &bars);
+    let points = [points, other_bound_points(runs, lag_bounds)].concat();
     let gain_points = [
         points_by_workload(runs, "IPC gain, %", speed_gain_percent),
         points_by_workload(runs, "L2 misses saved, %", saved_misses_percent),

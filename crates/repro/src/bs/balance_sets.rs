@@ -9,7 +9,7 @@ use crate::niagara::{
     sensitivity,
 };
 use crate::setup::failed;
-use crate::{DataPoint, ExperimentContext, Finding, Result, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, mean};
 
 /// One group per time slice, as in the paper (BS 3): the machine's own slice instead of the policy's turn lengths.
 const BALANCE_SET_PARAMETERS: &str =
@@ -137,20 +137,7 @@ fn throughput_and_misses(form: &str, sweep: SizeSweep<'_>) -> [Finding; 2] {
     } else {
         "bs-3-throughput-fair-turns"
     };
-    let title = format!(
-        "{form}: instructions per cycle against the default scheduler, at the size where they grow least"
-    );
-    let target = ResultTarget::AtLeast {
-        target: 27.0,
-        paper_best: Some(45.0),
-    };
-    let bs_3 = sweep.worst_size_finding(
-        "BS-3",
-        &title,
-        "+27 % (384 KB) to +45 % (48 KB)",
-        METRICS[0].1,
-        target,
-    );
+    let bs_3 = sweep.worst_size_finding("bs-3-throughput", &[form], METRICS[0].1);
     let chart = size_chart(
         name,
         "Gain of balance sets and what it is made of",
@@ -158,14 +145,7 @@ fn throughput_and_misses(form: &str, sweep: SizeSweep<'_>) -> [Finding; 2] {
         sweep.points,
         &series,
     );
-    let title = format!(
-        "{form}: L2 miss ratio against the default scheduler, at the size where it falls least"
-    );
-    let target = ResultTarget::AtMost {
-        target: -25.0,
-        paper_best: Some(-37.0),
-    };
-    let bs_4 = sweep.worst_size_finding("BS-4", &title, "-25 to -37 %", METRICS[7].1, target);
+    let bs_4 = sweep.worst_size_finding("bs-4-miss-ratio", &[form], METRICS[7].1);
     [sweep.with_gain_parts(bs_3).with_figure(chart), bs_4]
 }
 

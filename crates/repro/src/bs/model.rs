@@ -28,7 +28,7 @@ use crate::niagara::groups::{
 use crate::niagara::{CONTEXT_COUNT, NiagaraSetting, TIME_SCALE, casc_jobs, l2_miss_ratio};
 use crate::seeded_runs::SeededRuns;
 use crate::setup::{Workload, WorkloadJob, failed};
-use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, mean};
 
 const WATCHED_LOCATIONS: u32 = 1_000;
 const LINE_BYTES: u64 = 64;
@@ -183,22 +183,18 @@ fn model_finding(
          when these are taken behind the L1s), the rest sampling. Without the code, which shares the cache, it would be {data:.1} %; of groups \
          that came together only 0.1 M cycles before, {cold:.1} %. The points have more."
     );
-    Finding::new(
-        "BS-5",
-        &format!("{name}: mean error of the composed miss ratio of random groups of eight, {WATCHED_LOCATIONS} locations each"),
-        "17 % in the mean (average of C/n)",
-        "%",
-        ResultTarget::AtMost { target: 8.0, paper_best: None },
-        &per_seed,
-    )
-    .with_points(points)
-    .with_figure(ratio_figure(
-        figure_name,
-        name,
-        [WATCHED_LABEL, EXACT_LABEL, AVERAGE_LABEL].map(|form| (form.to_string(), case_points(form))).into_iter().collect(),
-    ))
-    .with_time_scale(TIME_SCALE as f64)
-    .with_note(note)
+    Finding::declared_for("bs-5-model-error", &[name], &per_seed)
+        .with_points(points)
+        .with_figure(ratio_figure(
+            figure_name,
+            name,
+            [WATCHED_LABEL, EXACT_LABEL, AVERAGE_LABEL]
+                .map(|form| (form.to_string(), case_points(form)))
+                .into_iter()
+                .collect(),
+        ))
+        .with_time_scale(TIME_SCALE as f64)
+        .with_note(note)
 }
 
 fn mean_error_percent(pairs: &[&RatioPair]) -> f64 {

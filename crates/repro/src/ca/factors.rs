@@ -1,13 +1,15 @@
 //! CA-2: the slowdown of the most affected programs, divided into causes by eight runs.
 
 use cachemate_core::MemorySpec;
-use cachemate_report::figure::{Axis, BarChart, BarGroup};
+use cachemate_report::figure::{Axis, BarChart};
 use cachemate_sim::machine::SimOptions;
 
 use crate::corun::{CoRunBench, cpus_by_cache};
 use crate::decompose::{Decomposition, decompose};
 use crate::setup::WorkloadJob;
-use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, mean};
+use crate::{
+    DataPoint, ExperimentContext, Finding, Result, ResultFigure, bar_groups, list_or_none, mean,
+};
 
 /// CA 3: programs that lose at least this are shown.
 const MIN_SHOWN_LOSS_PERCENT: f64 = 45.0;
@@ -151,6 +153,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         decompositions_by_seed.push(seed_decompositions);
     }
     let mut points = part_points(names, &decompositions_by_seed);
+    let chart = parts_chart(&points, &decompositions_by_seed[0][0]);
     let mut note = describe_losers(names, &decompositions_by_seed);
     if !context.quick {
         let memory = CoRunBench::load(MACHINE, 1, 0, 1)?.machine.memory;
@@ -183,7 +186,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
                 .map(|seed| seed.iter().filter(loses_enough).count() as f64),
         )
     };
-    let figure = ResultFigure::bars("ca-2-factors", &parts_chart(names, &decompositions_by_seed));
+    let figure = ResultFigure::bars("ca-2-factors", &chart);
     let loser_finding = Finding::declared("ca-2-losers", &count_losers(&|_| true));
     let is_mostly_not_cache =
         |d: &Decomposition| d.not_cache_percent().is_some_and(|share| share > 50.0);
@@ -229,16 +232,10 @@ fn describe_losers(names: &[&str], decompositions: &[Vec<Decomposition>]) -> Str
         )
     };
     let is_loser = |program: &usize| total_slowdown(*program) >= MIN_SHOWN_LOSS_PERCENT;
-    let loser_names: Vec<&str> = (0..names.len())
+    let losers = (0..names.len())
         .filter(is_loser)
-        .map(|program| names[program])
-        .collect();
-
-    let losers_text = if loser_names.is_empty() {
-        "none".to_string()
-    } else {
-        loser_names.join(", ")
-    };
+        .map(|program| names[program].to_string());
+    let losers_text = list_or_none(losers);
     format!(
         "Lose {MIN_SHOWN_LOSS_PERCENT} % or more in the mean over seeds: {losers_text}. The memory controller's part is a lower bound, \
          prefetching's an upper one and may be negative: without prefetching the other program disturbs less or more \
@@ -246,33 +243,17 @@ fn describe_losers(names: &[&str], decompositions: &[Vec<Decomposition>]) -> Str
     )
 }
 
-fn parts_chart(names: &[&str], decompositions: &[Vec<Decomposition>]) -> BarChart {
-    let mean_part = |program: usize, part_index: usize| {
-        let values = decompositions.iter().filter_map(|seed| {
-            seed[program]
-                .parts
-                .get(part_index)
-                .map(|part| part.slowdown_percent)
-        });
-        values.sum::<f64>() / decompositions.len() as f64
-    };
-
-    let series: Vec<String> = decompositions[0][0]
+fn parts_chart(points: &[DataPoint], decomposition: &Decomposition) -> BarChart {
+    let causes: Vec<&str> = decomposition
         .parts
         .iter()
-        .map(|part| part.cause.clone())
+        .map(|part| part.cause.as_str())
         .collect();
-    let group = |program: usize| BarGroup {
-        name: names[program].to_string(),
-        bars: (0..series.len())
-            .map(|part_index| mean_part(program, part_index).into())
-            .collect(),
-    };
     BarChart {
         title: "Where the slowdown beside milc comes from".into(),
         y: Axis::linear("percent of the run time alone"),
-        groups: (0..names.len()).map(group).collect(),
-        series,
+        groups: bar_groups(points, &causes),
+        series: causes.iter().map(|cause| cause.to_string()).collect(),
         is_stacked: true,
         ..BarChart::default()
     }

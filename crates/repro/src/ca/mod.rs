@@ -34,21 +34,10 @@ const TEN_PROGRAMS: [&str; 10] = [
 /// runs measured refilling (swaps that would have paid off cost more than they gained). At 1/50 a refill takes about
 /// one window, and measuring starts one refill after the first decision; the second scale shows that the result does
 /// not depend on it.
-struct TimeScale {
-    quick_scale: u64,
-    full_scale: u64,
+fn time_scale(context: &ExperimentContext<'_>) -> u64 {
+    context.pick(100, 50)
 }
 
-impl TimeScale {
-    fn scale_of(&self, context: &ExperimentContext<'_>) -> u64 {
-        context.pick(self.quick_scale, self.full_scale)
-    }
-}
-
-const SCALE: TimeScale = TimeScale {
-    quick_scale: 100,
-    full_scale: 50,
-};
 const SECOND_SCALE: u64 = 20;
 
 /// All experiments of the paper: their ids in `experiments.toml`, and the function that runs them.

@@ -16,18 +16,19 @@ use cachemate_core::{CpuId, PipelineConfig, ProfilerConfig, SplitMix64, WindowLe
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
 use cachemate_sim::machine::SimOptions;
 use cachemate_sim::results::TaskResults;
-use serde::{Deserialize, Serialize};
 
-use super::{SCALE, SECOND_SCALE};
+use super::{SECOND_SCALE, time_scale};
 use crate::corun::{CoRunBench, CoRunMatrix, cpus_by_cache};
 use crate::run_request;
+use crate::seeded_runs::SeededRuns;
 use crate::setup::{Workload, WorkloadJob, failed};
 use crate::solo;
+use crate::statistics::percent_of_gain;
 use crate::steered;
 use crate::work::{self, WorkRun};
 use crate::{
-    DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, greatest, least,
-    mean,
+    DataPoint, ExperimentContext, Finding, Result, ResultFigure, at_time_scale, bar_groups,
+    greatest, least, mean,
 };
 
 /// CA Table 2.
@@ -97,11 +98,7 @@ pub(super) struct Testbed {
 }
 
 impl Testbed {
-    pub(super) fn load(
-        context: &ExperimentContext<'_>,
-        machine: &str,
-        scale: u64,
-    ) -> Result<Self, ReproError> {
+    pub(super) fn load(context: &ExperimentContext<'_>, machine: &str, scale: u64) -> Result<Self> {
         let (refill_cycles, measured_cycles) = context.pick_by_length(
             (2_000_000, 1_000_000),
             (10_000_000, 5_000_000),
@@ -130,7 +127,7 @@ impl Testbed {
         jobs: &[WorkloadJob],
         matrix: Option<&[Vec<f64>]>,
         seed: u64,
-    ) -> Result<Slowdowns, ReproError> {
+    ) -> Result<Slowdowns> {
         let topology = self.bench.machine.topology();
         let caches = cpus_by_cache(&topology)?;
         let mut order: Vec<usize> = (0..jobs.len()).collect();
@@ -198,7 +195,7 @@ impl Testbed {
         jobs: &[WorkloadJob],
         matrix: Option<&[Vec<f64>]>,
         seed: u64,
-    ) -> Result<WorkRun, ReproError> {
+    ) -> Result<WorkRun> {
         let options = SimOptions {
             seed,
             ..self.bench.options.clone()
@@ -233,7 +230,7 @@ impl Testbed {
         &self,
         jobs: &[WorkloadJob],
         co_run_speeds: impl Iterator<Item = f64>,
-    ) -> Result<Vec<f64>, ReproError> {
+    ) -> Result<Vec<f64>> {
         let slowdown = |(job, speed): (&WorkloadJob, f64)| {
             Ok(self.bench.solo_rates(job)?.instr_per_cycle / speed)
         };
@@ -245,7 +242,7 @@ impl Testbed {
         source: PlacementSource,
         workload: &Workload,
         matrix: Option<&[Vec<f64>]>,
-    ) -> Result<PipelineConfig, ReproError> {
+    ) -> Result<PipelineConfig> {
         let last_level = workload
             .machine
             .last_level_cache()
@@ -383,210 +380,127 @@ pub(super) fn workload_name(workload: usize) -> String {
     format!("workload {}", workload + 1)
 }
 
+/// The figures of a workload: mean run times in percent above the best schedule's, then moves.
+const FIGURES: [&str; 8] = [
+    "di",
+    "dio",
+    "random",
+    "worst",
+    "di by rates on a share of the cache",
+    "dio by memory reads",
+    "moves by di",
+    "moves by dio",
+];
+/// Number of these figures that are drawn.
+const DRAWN_FIGURE_COUNT: usize = 6;
+/// The figures that have a target: the policies as the paper has them, and by other rates.
+const JUDGED_FIGURES: [(&str, usize); 4] = [
+    ("DI", 0),
+    ("DI by rates on a share of the cache", 4),
+    ("DIO", 1),
+    ("DIO by what is read from memory", 5),
+];
+
+/// [`FIGURES`] by workload of [`PAPER_WORKLOADS`] and seed.
+type FourCoreRuns = SeededRuns<usize, WorkloadFigures>;
+
 /// The findings of CA-6: four programs on two caches. The optimum is the best of the three
 /// schedules, all of which are run.
-pub(super) fn four_core_results(
-    context: &ExperimentContext<'_>,
-) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn four_core_results(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     // A quick run of all eight takes three minutes, more than half of the budget of all quick runs together.
     let workloads: Vec<usize> = context.pick_by_length(vec![0], vec![0, 1], (0..8).collect());
     context.report_progress(&format!(
         "{} workloads, every schedule and two policies",
         workloads.len()
     ));
-    let outcomes = measure_at_scale(context, SCALE.scale_of(context), &workloads, &context.seeds)?;
-    let mut findings = four_core_findings(context, &workloads, &outcomes);
+    let runs = measure_at_scale(context, time_scale(context), &workloads)?;
+    let mut points = figure_points(&runs, &workloads, "");
     if !context.quick {
         context.report_progress(&format!(
             "the same at a time scale of 1/{SECOND_SCALE}, first seed"
         ));
-        let second_scale_figures =
-            measure_at_scale(context, SECOND_SCALE, &workloads, &context.seeds[..1])?;
-        for &workload in &workloads {
-            for (name, figure_getter) in FIGURE_SERIES {
-                let values = values_of_workload(&second_scale_figures, workload, figure_getter);
-                let series = format!("{name}, scale 1/{SECOND_SCALE}");
-                findings[0].points.push(DataPoint::from_values(
-                    series,
-                    workload_name(workload),
-                    &values,
-                ));
-            }
-        }
+        let first_seed = ExperimentContext {
+            seeds: vec![context.seeds[0]],
+            ..*context
+        };
+        let rerun = measure_at_scale(&first_seed, SECOND_SCALE, &workloads)?;
+        let suffix = format!(", scale 1/{SECOND_SCALE}");
+        points.extend(figure_points(&rerun, &workloads, &suffix));
     }
 
-    Ok(findings
-        .into_iter()
-        .map(|finding| finding.with_time_scale(SCALE.scale_of(context) as f64))
-        .collect())
+    Ok(at_time_scale(
+        time_scale(context) as f64,
+        four_core_findings(&runs, points),
+    ))
 }
-
-/// Accessor of one figure of a workload.
-type FigureGetter = fn(&WorkloadFigures) -> f64;
-
-const FIGURE_SERIES: [(&str, FigureGetter); 8] = [
-    ("di", |figures| figures.di_whole),
-    ("dio", |four| four.dio),
-    ("random", |four| four.random),
-    ("worst", |four| four.worst),
-    ("di by rates on a share of the cache", |four| four.di),
-    ("dio by memory reads", |four| four.dio_reads),
-    ("moves by di", |four| four.di_moves),
-    ("moves by dio", |four| four.dio_moves),
-];
-/// Number of these series that are drawn, in percent above the optimum.
-const DRAWN_SERIES_COUNT: usize = 6;
 
 fn measure_at_scale(
     context: &ExperimentContext<'_>,
     scale: u64,
     workloads: &[usize],
-    seeds: &[u64],
-) -> Result<Vec<(usize, WorkloadFigures)>, ReproError> {
+) -> Result<FourCoreRuns> {
     let testbed = Testbed::load(context, FOUR_CORE_MACHINE, scale)?;
-    let requests: Vec<(usize, u64)> = workloads
-        .iter()
-        .flat_map(|&workload| seeds.iter().map(move |&seed| (workload, seed)))
-        .collect();
-    context.run_all(&requests, |&(workload, seed)| {
-        Ok((workload, measure_workload(&testbed, workload, seed)?))
+    context.run_unstored_cases(workloads, |workload, seed| {
+        measure_workload(&testbed, workload, seed)
     })
 }
 
-fn values_of_workload(
-    figures: &[(usize, WorkloadFigures)],
-    workload: usize,
-    figure_getter: FigureGetter,
-) -> Vec<f64> {
-    figures
+fn figure_points(runs: &FourCoreRuns, workloads: &[usize], suffix: &str) -> Vec<DataPoint> {
+    let point = |workload: usize, figure: usize| {
+        let series = format!("{}{suffix}", FIGURES[figure]);
+        runs.point(workload, series, workload_name(workload), |run| {
+            run.values[figure]
+        })
+    };
+    workloads
         .iter()
-        .filter(|(run_workload, _)| *run_workload == workload)
-        .map(|(_, workload_figures)| figure_getter(workload_figures))
+        .flat_map(|&workload| (0..FIGURES.len()).map(move |figure| point(workload, figure)))
         .collect()
 }
 
-fn four_core_findings(
-    context: &ExperimentContext<'_>,
-    workloads: &[usize],
-    scale_figures: &[(usize, WorkloadFigures)],
-) -> Vec<Finding> {
-    let (mut points, mut groups) = (Vec::new(), Vec::new());
-
-    for &workload in workloads {
-        let series_values = FIGURE_SERIES.map(|(name, figure_getter)| {
-            (
-                name,
-                values_of_workload(scale_figures, workload, figure_getter),
-            )
-        });
-        let bars = series_values[..DRAWN_SERIES_COUNT]
-            .iter()
-            .map(|(_, values)| mean(values).into())
-            .collect();
-        groups.push(BarGroup {
-            name: workload_name(workload),
-            bars,
-        });
-        points.extend(
-            series_values.iter().map(|(name, values)| {
-                DataPoint::from_values(*name, workload_name(workload), values)
-            }),
-        );
-    }
-    let figure = BarChart {
+fn four_core_findings(runs: &FourCoreRuns, points: Vec<DataPoint>) -> Vec<Finding> {
+    let drawn_figures = &FIGURES[..DRAWN_FIGURE_COUNT];
+    let bars = BarChart {
         title: "Mean run time above the best schedule's, four cores".into(),
         y: Axis::linear("percent"),
-        series: FIGURE_SERIES[..DRAWN_SERIES_COUNT]
-            .iter()
-            .map(|(name, _)| name.to_string())
-            .collect(),
-        groups,
+        series: drawn_figures.iter().map(|name| name.to_string()).collect(),
+        groups: bar_groups(&points, drawn_figures),
         ..BarChart::default()
     };
-    let note = "Two chips out of four, one in each socket: an inference, since the paper does not say which. \
+    let missed_runs = runs
+        .iter()
+        .filter(|(_, run)| run.values[0] > 2.0 || run.values[1] > 2.0);
+    let missed_texts: Vec<String> = missed_runs
+        .map(|((workload, _), run)| format!("{}: {}", workload_name(*workload), run.summary))
+        .collect();
+    let mut note = "Two chips out of four, one in each socket: an inference, since the paper does not say which. \
                 Optimal = best of the three schedules, each run with its programs fixed; random = their mean. All runs time the \
                 same instructions of each program, after the policy's first window and a refill of the caches. \
                 Programs arrive in an order drawn from the seed; the policies begin with what the default scheduler made \
-                of it. Moves = tasks that went to another CPU; a swap is two.";
-    let missed_figures = scale_figures
-        .iter()
-        .filter(|(_, figures)| figures.di_whole > 2.0 || figures.dio > 2.0);
-    let missed_workloads: Vec<String> = missed_figures
-        .map(|(workload, figures)| format!("{}: {}", workload_name(*workload), figures.summary))
-        .collect();
-    let note = match missed_workloads.is_empty() {
-        true => note.to_string(),
-        false => format!(
-            "{note} More than 2 % above: {}.",
-            missed_workloads.join("; ")
-        ),
-    };
-    // The worst workload, seed by seed.
-    let worst_excess_by_seed = |figure_getter: FigureGetter| -> Vec<(u64, f64)> {
-        let worst_of_seed = |seed: usize| {
-            let values = workloads
-                .iter()
-                .map(|&workload| values_of_workload(scale_figures, workload, figure_getter)[seed]);
-            greatest(values)
-        };
-        context
-            .seeds
-            .iter()
-            .enumerate()
-            .map(|(index, &seed)| (seed, worst_of_seed(index)))
-            .collect()
-    };
-    let worst_finding = |name: &str, figure_getter: FigureGetter| {
-        let description =
-            format!("{name} above optimal on four cores, on the workload where it is farthest");
-        let target = ResultTarget::AtMost {
-            target: 2.0,
-            paper_best: None,
-        };
-        Finding::new(
-            "CA-6",
-            &description,
-            "within 2 %",
-            "%",
-            target,
-            &worst_excess_by_seed(figure_getter),
-        )
-        .require_every_seed()
-    };
-    let di_finding = worst_finding("DI", FIGURE_SERIES[0].1)
-        .with_points(points)
-        .with_note(note)
-        .with_figure(ResultFigure::bars("ca-6-four-cores", &figure));
-    vec![
-        di_finding,
-        worst_finding("DI by rates on a share of the cache", |figures| figures.di),
-        worst_finding("DIO", FIGURE_SERIES[1].1),
-        worst_finding("DIO by what is read from memory", |figures| {
-            figures.dio_reads
-        }),
-    ]
+                of it. Moves = tasks that went to another CPU; a swap is two."
+        .to_string();
+    if !missed_texts.is_empty() {
+        note += &format!(" More than 2 % above: {}.", missed_texts.join("; "));
+    }
+
+    let mut findings = JUDGED_FIGURES.map(|(policy, figure)| {
+        let worst_workload = runs.greatest_per_seed(|run| run.values[figure]);
+        Finding::declared_for("ca-6-above-optimal", &[policy], &worst_workload).require_every_seed()
+    });
+    findings[0].points = points;
+    findings[0].note = note;
+    findings[0].figures = vec![ResultFigure::bars("ca-6-four-cores", &bars)];
+    findings.into()
 }
 
-/// Mean run times of a workload relative to the best schedule, in percent.
-#[derive(Serialize, Deserialize)]
 struct WorkloadFigures {
-    di: f64,
-    di_whole: f64,
-    dio: f64,
-    dio_reads: f64,
-    random: f64,
-    worst: f64,
-    di_moves: f64,
-    dio_moves: f64,
+    /// In the order of [`FIGURES`].
+    values: [f64; 8],
     /// Description of the best pairs, and of the pairs that the policies form.
     summary: String,
 }
 
-fn measure_workload(
-    testbed: &Testbed,
-    workload: usize,
-    seed: u64,
-) -> Result<WorkloadFigures, ReproError> {
+fn measure_workload(testbed: &Testbed, workload: usize, seed: u64) -> Result<WorkloadFigures> {
     let jobs = shuffle_arrivals(&workload_jobs(workload, 1, seed), seed);
     let cpus: Vec<CpuId> = cpus_by_cache(&testbed.bench.machine.topology())?
         .into_iter()
@@ -624,7 +538,9 @@ fn measure_workload(
     times_and_pairs.sort_by(|a, b| a.0.total_cmp(&b.0));
     let best_pairs = &times_and_pairs[0].1;
     let schedule_times: Vec<f64> = times_and_pairs.iter().map(|(time, _)| *time).collect();
-    let (best_time, worst_time) = (schedule_times[0], schedule_times[2]);
+    let best_time = schedule_times[0];
+    let excess_of =
+        |slowdowns: &Slowdowns| percent_above(mean(&slowdowns.slowdowns_by_job), best_time);
     let slowdowns_under =
         |source: PlacementSource| testbed.measure_slowdowns(source, &jobs, None, seed);
     let (di, di_whole, dio, dio_reads) = (
@@ -634,10 +550,11 @@ fn measure_workload(
         slowdowns_under(PlacementSource::DioReads)?,
     );
     let describe_scheme = |name: &str, slowdowns: &Slowdowns| {
-        let excess_percent = percent_above(mean(&slowdowns.slowdowns_by_job), best_time);
         format!(
-            "{name} {excess_percent:.1} % above with {} after {} moves",
-            slowdowns.co_scheduled_programs, slowdowns.move_count
+            "{name} {:.1} % above with {} after {} moves",
+            excess_of(slowdowns),
+            slowdowns.co_scheduled_programs,
+            slowdowns.move_count
         )
     };
     let second_best_excess = percent_above(schedule_times[1], best_time);
@@ -648,14 +565,16 @@ fn measure_workload(
             describe_scheme("DIO", &dio),
             describe_scheme("DIO by reads", &dio_reads)
         ),
-        di_whole: percent_above(mean(&di_whole.slowdowns_by_job), best_time),
-        di: percent_above(mean(&di.slowdowns_by_job), best_time),
-        dio: percent_above(mean(&dio.slowdowns_by_job), best_time),
-        dio_reads: percent_above(mean(&dio_reads.slowdowns_by_job), best_time),
-        random: percent_above(mean(&schedule_times), best_time),
-        worst: percent_above(worst_time, best_time),
-        di_moves: di.move_count,
-        dio_moves: dio.move_count,
+        values: [
+            excess_of(&di_whole),
+            excess_of(&dio),
+            percent_above(mean(&schedule_times), best_time),
+            percent_above(schedule_times[2], best_time),
+            excess_of(&di),
+            excess_of(&dio_reads),
+            di.move_count,
+            dio.move_count,
+        ],
     })
 }
 
@@ -667,72 +586,62 @@ pub(super) const QUICK_ORDERS: u64 = 12;
 const QUICK_ORDERS_PER_WORKLOAD: u64 = 2;
 pub(super) const EIGHT_CORES: [&str; 2] = ["xeon-x5365", "opteron-2350"];
 
+/// The policies and the oracle of CA-7, which are compared with the default scheduler.
+const COMPARED_SOURCES: [PlacementSource; 3] = [
+    PlacementSource::DiWhole,
+    PlacementSource::Dio,
+    PlacementSource::Optimal,
+];
+
+/// Mean slowdowns by machine of [`EIGHT_CORES`], workload and placement.
+type EightCoreRuns = SeededRuns<(usize, usize, PlacementSource), f64>;
+
 /// The findings of CA-7: each workload doubled, on both machines (CA 5.1 and Figures 8 and 9: "for
 /// the eight-core experiments we created eight-thread workloads by doubling the corresponding
 /// four-thread workloads").
-pub(super) fn eight_core_results(
-    context: &ExperimentContext<'_>,
-) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn eight_core_results(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let machines = &EIGHT_CORES[..context.pick_by_length(1, 2, 2)];
     let workloads: Vec<usize> = context.pick_by_length(vec![1], (0..8).collect(), (0..8).collect());
-    let seeds = arrival_seeds(
-        context,
-        QUICK_ORDERS_PER_WORKLOAD,
-        context.seeds.len() as u64,
-    );
-    let policies = [
-        PlacementSource::Default,
-        PlacementSource::DiWhole,
-        PlacementSource::Dio,
-        PlacementSource::Optimal,
-    ];
-    let mut gains_by_case: BTreeMap<(usize, usize, PlacementSource), Vec<f64>> = BTreeMap::new();
-    for (index, machine) in machines.iter().enumerate() {
-        let testbed = Testbed::load(context, machine, SCALE.scale_of(context))?;
+    let orders = ExperimentContext {
+        seeds: arrival_seeds(
+            context,
+            QUICK_ORDERS_PER_WORKLOAD,
+            context.seeds.len() as u64,
+        ),
+        ..*context
+    };
+    let mut benches = Vec::new();
+    let mut cases = Vec::new();
+    for (at, machine) in machines.iter().enumerate() {
+        let testbed = Testbed::load(context, machine, time_scale(context))?;
+        let mut matrices = BTreeMap::new();
         for &workload in &workloads {
             context.report_progress(&format!("{machine}, {}", workload_name(workload)));
-            let programs = workload_jobs(workload, 2, 1);
             // Both copies of a program share one row; running beside the other copy costs the same as beside itself.
-            let matrix = CoRunMatrix::measure(
-                context,
-                &testbed.bench,
-                &workload_jobs(workload, 1, 1),
-                true,
-            )?;
-            let requests: Vec<(u64, PlacementSource)> = seeds
-                .iter()
-                .flat_map(|&seed| policies.map(|source| (seed, source)))
-                .collect();
-            let times_by_request = context.run_all(&requests, |&(seed, source)| {
-                // With one order for all workloads, all of them would have their intensive programs at the same places.
-                let jobs = shuffle_arrivals(
-                    &programs,
-                    seed * PAPER_WORKLOADS.len() as u64 + workload as u64,
-                );
-                let pair_costs = (source == PlacementSource::Optimal)
-                    .then(|| pair_costs_by_job(&matrix, workload, &jobs));
-                Ok(mean(
-                    &testbed
-                        .measure_slowdowns(source, &jobs, pair_costs.as_deref(), seed)?
-                        .slowdowns_by_job,
-                ))
-            })?;
-            for seed_times in times_by_request.chunks(policies.len()) {
-                for (policy_index, &source) in policies.iter().enumerate().skip(1) {
-                    gains_by_case
-                        .entry((index, workload, source))
-                        .or_default()
-                        .push(percent_above(seed_times[0], seed_times[policy_index]));
-                }
-            }
+            let jobs = workload_jobs(workload, 1, 1);
+            let matrix = CoRunMatrix::measure(context, &testbed.bench, &jobs, true)?;
+            matrices.insert(workload, matrix);
+            cases.push((at, workload, PlacementSource::Default));
+            cases.extend(COMPARED_SOURCES.map(|source| (at, workload, source)));
         }
+        benches.push((testbed, matrices));
     }
-    Ok(eight_core_findings(
-        context,
-        &seeds,
-        machines,
-        &workloads,
-        &gains_by_case,
+
+    let runs = orders.run_unstored_cases(&cases, |(at, workload, source), seed| {
+        let (testbed, matrices) = &benches[at];
+        // With one order for all workloads, all of them would have their intensive programs at the same places.
+        let jobs = shuffle_arrivals(
+            &workload_jobs(workload, 2, 1),
+            seed * PAPER_WORKLOADS.len() as u64 + workload as u64,
+        );
+        let pair_costs = (source == PlacementSource::Optimal)
+            .then(|| pair_costs_by_job(&matrices[&workload], workload, &jobs));
+        let slowdowns = testbed.measure_slowdowns(source, &jobs, pair_costs.as_deref(), seed)?;
+        Ok(mean(&slowdowns.slowdowns_by_job))
+    })?;
+    Ok(at_time_scale(
+        time_scale(context) as f64,
+        eight_core_findings(&orders.seeds, machines, &workloads, &runs),
     ))
 }
 
@@ -749,82 +658,66 @@ pub(super) fn arrival_seeds(
 }
 
 fn eight_core_findings(
-    context: &ExperimentContext<'_>,
     seeds: &[u64],
     machines: &[&str],
     workloads: &[usize],
-    gains: &BTreeMap<(usize, usize, PlacementSource), Vec<f64>>,
+    runs: &EightCoreRuns,
 ) -> Vec<Finding> {
+    // The gains over the default scheduler in percent, by seed.
+    let gains = |machine: usize, workload: usize, source: PlacementSource| -> Vec<f64> {
+        let default_times = runs.of_case((machine, workload, PlacementSource::Default));
+        default_times
+            .zip(runs.of_case((machine, workload, source)))
+            .map(|(default_time, time)| percent_above(*default_time, *time))
+            .collect()
+    };
+    // The mean over workloads, by seed.
+    let mean_gains = |machine: usize, source: PlacementSource| -> Vec<f64> {
+        (0..seeds.len())
+            .map(|seed| mean(workloads.iter().map(|&at| gains(machine, at, source)[seed])))
+            .collect()
+    };
+
     let mut points = Vec::new();
     let mut figures = Vec::new();
-    for (machine_index, machine) in machines.iter().enumerate() {
-        let policies = [
-            PlacementSource::DiWhole,
-            PlacementSource::Dio,
-            PlacementSource::Optimal,
-        ];
+    let mut means_of_policies = Vec::new();
+    for (at, machine) in machines.iter().enumerate() {
         let mut groups = Vec::new();
         for &workload in workloads {
-            let gains_by_policy =
-                policies.map(|source| gains[&(machine_index, workload, source)].clone());
+            let values = COMPARED_SOURCES.map(|source| gains(at, workload, source));
+            let label = format!("{machine}, {}", workload_name(workload));
+            points.extend(
+                COMPARED_SOURCES
+                    .iter()
+                    .zip(&values)
+                    .map(|(source, values)| {
+                        DataPoint::from_values(source.name(), label.clone(), values)
+                    }),
+            );
+            let means = values.map(|values| mean(&values));
+            means_of_policies.extend(&means[..2]);
             groups.push(BarGroup {
                 name: workload_name(workload),
-                bars: gains_by_policy.iter().map(|v| mean(v).into()).collect(),
+                bars: means.map(Into::into).to_vec(),
             });
-            let by_source = policies.iter().zip(&gains_by_policy);
-            let label = format!("{machine}, {}", workload_name(workload));
-            points.extend(by_source.map(|(source, values)| {
-                DataPoint::from_values(source.name(), label.clone(), values)
-            }));
         }
         let figure = BarChart {
             title: format!("Mean speed-up over the default scheduler, {machine}"),
             y: Axis::linear("percent"),
-            series: policies.map(|source| source.name().to_string()).to_vec(),
+            series: COMPARED_SOURCES
+                .map(|source| source.name().to_string())
+                .to_vec(),
             groups,
             ..BarChart::default()
         };
         figures.push(ResultFigure::bars(format!("ca-7-{machine}"), &figure));
     }
 
-    // The gains of all workloads for one seed, machine and policy.
-    let gains_of_seed = |seed: usize, machine_index: usize, source: PlacementSource| -> Vec<f64> {
-        workloads
-            .iter()
-            .map(|&workload| gains[&(machine_index, workload, source)][seed])
-            .collect()
+    let ratio_of_machine = |machine: usize| {
+        let [di, dio, optimal] = COMPARED_SOURCES.map(|source| mean(mean_gains(machine, source)));
+        percent_of_gain(dio.min(di), optimal)
     };
-
-    let mean_gain =
-        |at: usize, source: PlacementSource, workload: usize| mean(&gains[&(at, workload, source)]);
-    let online_sources = [PlacementSource::DiWhole, PlacementSource::Dio];
-    let machine_indices = 0..machines.len();
-    let cases_of_source = |source: PlacementSource| {
-        machine_indices.clone().flat_map(move |at| {
-            workloads
-                .iter()
-                .map(move |&workload| (at, source, workload))
-        })
-    };
-    let means: Vec<f64> = online_sources
-        .iter()
-        .flat_map(|&source| cases_of_source(source))
-        .map(|(at, source, w)| mean_gain(at, source, w))
-        .collect();
-    let best_mean = greatest(&means);
-    let least_mean = least(&means);
-
-    let ratios: Vec<f64> = machine_indices
-        .clone()
-        .map(|at| {
-            let best_over_seeds = |source: PlacementSource| {
-                mean((0..seeds.len()).map(|seed| mean(gains_of_seed(seed, at, source))))
-            };
-            let lesser_best = best_over_seeds(PlacementSource::Dio)
-                .min(best_over_seeds(PlacementSource::DiWhole));
-            percent_of_optimal_gain(lesser_best, best_over_seeds(PlacementSource::Optimal))
-        })
-        .collect();
+    let ratios: Vec<f64> = (0..machines.len()).map(ratio_of_machine).collect();
     points.extend(machines.iter().zip(&ratios).map(|(machine, &ratio)| {
         DataPoint::from_values(
             "the lesser of DI's and DIO's mean gain over the optimal's, %",
@@ -833,63 +726,33 @@ fn eight_core_findings(
         )
     }));
     points.extend(machines.iter().enumerate().map(|(index, machine)| {
-        let best_gains_of_seed: Vec<f64> = (0..seeds.len())
-            .map(|seed| mean(gains_of_seed(seed, index, PlacementSource::Optimal)))
-            .collect();
         DataPoint::from_values(
             "the optimal's mean gain over workloads, %",
             *machine,
-            &best_gains_of_seed,
+            mean_gains(index, PlacementSource::Optimal),
         )
     }));
 
-    let ratio = least(ratios);
-    let note = "Means over seeds (orders of arrival and frames) first, then the best and the least over workloads and \
+    let single_value_finding =
+        |name: &str, value: f64| Finding::declared(name, &[(seeds[0], value)]).over_seeds(seeds);
+    let mut findings = vec![
+        single_value_finding("ca-7-best-workload", greatest(&means_of_policies))
+            .with_points(points)
+            .with_note(
+                "Means over seeds (orders of arrival and frames) first, then the best and the least over workloads and \
                 both policies. Optimal = the assignment with the least sum of measured pair slowdowns, run. Where that \
-                loses: 100 if the policies lose no more, else 0.";
-    let single_seed_finding = |name: &str, value: f64| {
-        let mut finding = Finding::declared(name, &[(seeds[0], value)]);
-        finding.time_scale = SCALE.scale_of(context) as f64;
-        finding.seeds = seeds.to_vec();
-        finding
-    };
-    let mut best_gain_finding = single_seed_finding("ca-7-best-workload", best_mean)
-        .with_points(points)
-        .with_note(note);
-    best_gain_finding.figures = figures;
-    vec![
-        best_gain_finding,
-        single_seed_finding("ca-7-share-of-optimal", ratio),
-        single_seed_finding("ca-7-least-gain", least_mean),
-    ]
-}
-
-/// A gain as a share of the optimal's, in percent. A share of a loss means nothing; then a policy
-/// that loses no more counts as 100 %, as in RM-4.
-fn percent_of_optimal_gain(gain: f64, optimal: f64) -> f64 {
-    if optimal > 0.0 {
-        100.0 * gain / optimal
-    } else {
-        100.0 * f64::from(u8::from(gain >= optimal))
-    }
+                loses: 100 if the policies lose no more, else 0.",
+            ),
+        single_value_finding("ca-7-share-of-optimal", least(&ratios)),
+        single_value_finding("ca-7-least-gain", least(&means_of_policies)),
+    ];
+    findings[0].figures = figures;
+    findings
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Is a policy that loses more than the optimal assignment not credited with a share of its loss?
-    #[test]
-    fn a_losing_policy_gets_no_credit_for_a_share_of_its_loss() {
-        assert_eq!(
-            [
-                percent_of_optimal_gain(2.0, 4.0),
-                percent_of_optimal_gain(-2.1, -2.0),
-                percent_of_optimal_gain(-1.0, -2.0)
-            ],
-            [50.0, 0.0, 100.0]
-        );
-    }
 
     /// Does a restart put every job on the cache where the policy ran it, whatever cache the n-th arrival gets?
     #[test]

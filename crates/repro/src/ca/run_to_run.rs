@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use super::SCALE;
 use super::online::{
     EIGHT_CORES, PlacementSource, QUICK_ORDERS, Testbed, arrival_seeds, percent_above,
     shuffle_arrivals, workload_jobs, workload_name,
 };
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
+use super::time_scale;
+use crate::{DataPoint, ExperimentContext, Finding, Result, at_time_scale, mean};
 
 /// The findings of CA-8: the same programs with the same inputs, arriving in different orders.
-pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let seeds = arrival_seeds(context, QUICK_ORDERS, 20.max(context.seeds.len() as u64));
     let orders = seeds.len();
     let workloads: Vec<usize> = context.pick(vec![1], (0..8).collect());
-    let testbed = Testbed::load(context, EIGHT_CORES[0], SCALE.scale_of(context))?;
+    let testbed = Testbed::load(context, EIGHT_CORES[0], time_scale(context))?;
     let policies = context.pick(
         vec![PlacementSource::Default, PlacementSource::Dio],
         vec![
@@ -55,11 +55,10 @@ pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, 
             }
         }
     }
-    let findings = findings_by_program(&seeds, &policies[1..], &times_by_program);
-    Ok(findings
-        .into_iter()
-        .map(|finding| finding.with_time_scale(SCALE.scale_of(context) as f64))
-        .collect())
+    Ok(at_time_scale(
+        time_scale(context) as f64,
+        findings_by_program(&seeds, &policies[1..], &times_by_program),
+    ))
 }
 
 fn deviation_percent(values: &[f64]) -> f64 {
@@ -111,37 +110,17 @@ fn findings_by_program(
     let ratio = |source: PlacementSource| {
         100.0 * mean(&deviations[&source]) / mean(&deviations[&PlacementSource::Default])
     };
-    let single_seed_finding = |title: String, paper: &str, target: ResultTarget, value: f64| {
-        let mut finding = Finding::new("CA-8", &title, paper, "%", target, &[(seeds[0], value)]);
-        finding.seeds = seeds.to_vec();
-        finding
-    };
-
-    let target = ResultTarget::AtMost {
-        target: 50.0,
-        paper_best: None,
-    };
     let mut findings = Vec::new();
     for &source in policies {
-        let name = source.name().to_uppercase();
-        let title = format!(
-            "{name}'s deviation of single programs' run times over the default's, {} orders",
-            seeds.len()
-        );
-        findings.push(single_seed_finding(
-            title,
-            "far lower",
-            target,
-            ratio(source),
-        ));
-        let title =
-            format!("{name}: a single program's worst case over the default's, greatest gain");
-        findings.push(single_seed_finding(
-            title,
-            "up to 2x",
-            ResultTarget::Shown,
-            best_gains[&source],
-        ));
+        let labels = [source.name().to_uppercase(), seeds.len().to_string()];
+        for (name, value) in [
+            ("ca-8-deviation", ratio(source)),
+            ("ca-8-worst-case", best_gains[&source]),
+        ] {
+            let labels = labels.each_ref().map(String::as_str);
+            findings
+                .push(Finding::declared_for(name, &labels, &[(seeds[0], value)]).over_seeds(seeds));
+        }
     }
     findings[0].points = points;
     findings[0].note =

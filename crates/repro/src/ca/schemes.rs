@@ -13,13 +13,16 @@ use cachemate_core::{Fact, Profile};
 use cachemate_papers::matrix::PairCosts;
 use cachemate_papers::schemes::{self, SharedCache};
 use cachemate_papers::solvers::{self, Seats};
-use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, HeatMap, Series};
+use cachemate_report::figure::{Axis, BarChart, Chart, HeatMap, Series};
 use cachemate_spec::parse_measured_matrix;
 
 use super::{TEN_PROGRAMS, program_jobs, program_names};
 use crate::corun::{CoRunBench, CoRunMatrix};
 use crate::setup::{WorkloadJob, failed};
-use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, greatest, mean, solo};
+use crate::{
+    DataPoint, ExperimentContext, Finding, Result, ResultFigure, bar_groups, greatest,
+    line_through, mean, solo,
+};
 
 /// Numbers of cores of the compared machines; every two cores share a cache.
 const CORE_COUNTS: [usize; 4] = [4, 6, 8, 10];
@@ -159,7 +162,7 @@ fn optimal_finding(
     let mut points = Vec::new();
     let mut worst_pain_by_seed = vec![f64::NEG_INFINITY; scheme_inputs.len()];
 
-    let mut series: Vec<Series> = Vec::new();
+    let mut names: Vec<String> = Vec::new();
     for &cores in &core_counts {
         let excess_by_seed: Vec<Vec<(String, f64)>> = scheme_inputs
             .iter()
@@ -175,17 +178,10 @@ fn optimal_finding(
                     .for_each(|(worst, &value)| *worst = worst.max(value));
             }
 
-            let point = DataPoint::from_values(name, cores.to_string(), &values);
-            if series.iter().all(|series| series.name != *name) {
-                series.push(Series {
-                    name: name.clone(),
-                    has_whiskers: true,
-                    ..Series::default()
-                });
+            points.push(DataPoint::from_values(name, cores.to_string(), &values));
+            if !names.contains(name) {
+                names.push(name.clone());
             }
-            let own_series = series.iter_mut().filter(|series| series.name == *name);
-            own_series.for_each(|series| series.points.extend(point.chart_point(cores as f64)));
-            points.push(point);
         }
     }
 
@@ -193,7 +189,13 @@ fn optimal_finding(
         title: "Mean slowdown above the optimal schedule, all workloads".into(),
         x: Axis::linear("cores, two to each cache"),
         y: Axis::linear("percentage points"),
-        series,
+        series: names
+            .iter()
+            .map(|name| Series {
+                has_whiskers: true,
+                ..line_through(&points, name)
+            })
+            .collect(),
         ..Chart::default()
     };
 
@@ -282,15 +284,11 @@ fn make_up_findings(
     };
     let ratios = context.with_seeds(gains_by_seed.iter().map(ratio_to_next_make_up));
 
-    let groups = points.iter().map(|point| BarGroup {
-        name: point.at.clone(),
-        bars: vec![point.bar()],
-    });
     let figure = BarChart {
         title: "Gain of the best over the worst schedule, by make-up of the workload".into(),
         y: Axis::linear("percent"),
         series: vec!["gain".into()],
-        groups: groups.collect(),
+        groups: bar_groups(&points, &["mean, least and greatest gain"]),
         ..BarChart::default()
     };
 
@@ -363,16 +361,7 @@ fn miss_order_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeI
         title: "Misses per 1000 instructions, alone and at most beside another".into(),
         y: Axis::linear("misses per 1000 instructions"),
         series: vec!["alone".into(), "most".into()],
-        groups: points
-            .chunks(2)
-            .map(|pair| BarGroup {
-                name: pair[0].at.clone(),
-                bars: pair
-                    .iter()
-                    .map(|point| point.value.unwrap_or(f64::NAN).into())
-                    .collect(),
-            })
-            .collect(),
+        groups: bar_groups(&points, &["alone", "most beside any other"]),
         ..BarChart::default()
     };
 

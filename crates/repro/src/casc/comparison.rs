@@ -12,7 +12,7 @@ use crate::niagara::{
     sensitivity,
 };
 use crate::setup::failed;
-use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, ResultTarget, least};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, least};
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
@@ -103,30 +103,16 @@ fn misses_and_throughput(form: &str, sweep: SizeSweep<'_>, gain_bound_text: &str
         };
         size_chart(&name, title, y, sweep.points, &series)
     };
-    let title = format!(
-        "{form}: L2 miss ratio against the default scheduler, at the size where it falls least"
-    );
-    let target = ResultTarget::AtMost {
-        target: -15.0,
-        paper_best: Some(-46.0),
-    };
     let casc_1 = sweep
-        .worst_size_finding("CASC-1", &title, "-15 to -46 %", METRICS[7].1, target)
+        .worst_size_finding("casc-1-miss-ratio", &[form], METRICS[7].1)
         .with_figure(draw_chart(
             "casc-1-miss-ratio",
             "L2 miss ratio, default scheduler and CASC",
             "misses per 100 references",
             &["L2 miss ratio, default %", "L2 miss ratio %"],
         ));
-    let title = format!(
-        "{form}: instructions per second against the default scheduler, at the size where they grow least"
-    );
-    let target = ResultTarget::AtLeast {
-        target: 28.0,
-        paper_best: Some(50.0),
-    };
     let casc_2 = sweep
-        .worst_size_finding("CASC-2", &title, "+28 to +50 %", METRICS[0].1, target)
+        .worst_size_finding("casc-2-throughput", &[form], METRICS[0].1)
         .with_figure(draw_chart(
             "casc-2-throughput",
             "Throughput gain of CASC and what it is made of",
@@ -238,16 +224,7 @@ fn fairness_findings(
         sizes,
         points: &spread_points,
     }
-    .worst_size_finding(
-        "CASC-6",
-        "standard deviation of run times over their mean, at the worst size",
-        "90 % with CASC, 43 % with the default scheduler; no thread starved",
-        METRICS[12].1,
-        ResultTarget::AtMost {
-            target: 90.0,
-            paper_best: None,
-        },
-    )
+    .worst_size_finding("casc-6-spread", &[], METRICS[12].1)
     .with_note(format!(
         "The thread with the least CPU time has {least_cpu_share:.2} of the mean."
     ));
@@ -265,13 +242,12 @@ fn fairness_findings(
         sizes,
         size_label,
     );
-    let bounded_finding = SizeSweep { cells: &bounded_cells, sizes, points: &points }.worst_size_finding(
-        "CASC-6",
-        "weighted speed-up against the default's, with the spread of run times bound to the default's, worst size",
-        "not given",
-        METRICS[8].1,
-        ResultTarget::AtLeast { target: 0.0, paper_best: None },
-    );
+    let bounded_finding = SizeSweep {
+        cells: &bounded_cells,
+        sizes,
+        points: &points,
+    }
+    .worst_size_finding("casc-6-bounded-spread", &[], METRICS[8].1);
     for (metric, value_of) in METRICS {
         let series = format!("bound on the spread: {metric}");
         points.extend(

@@ -17,7 +17,6 @@ use cachemate_core::{
     CacheLevel, PipelineConfig, ProcessId, ProfilerConfig, ShareMember, TracedCache, Units,
     WindowLength,
 };
-use cachemate_papers::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
 use serde::Serialize;
 
@@ -26,142 +25,122 @@ use super::isolation::{
     recovery_finding, split_name, to_percent,
 };
 use super::pairs::{
-    CONTROL_PAIRS, ColorCurves, MeasuredPair, PAIRS, PairForecast, PairRequest, ProgramPair,
-    SoloWork, forecast_split, measure_color_curves, measure_pairs, measure_solos, pair_inputs,
+    CONTROL_PAIRS, ColorCurves, MeasuredPair, PAIRS, PairForecast, PairRuns, ProgramPair,
+    forecast_split, measure_color_curves, measure_pair_solos, measure_pairs, pair_inputs,
     pair_on_chip,
 };
-use super::{COLORS, RunScale, nominal_ns};
+use super::{COLORS, RunScale, colors_of_least_cost, nominal_ns};
+use crate::seeded_runs::SeededRuns;
 use crate::setup::{Workload, build_pipeline, failed, run_under};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
+use crate::statistics::percent_of_gain;
+use crate::{
+    DataPoint, ExperimentContext, Finding, Result, ResultFigure, ResultTarget, at_time_scale, mean,
+};
 
 /// Measurements of all pairs on one machine, with or without its L3.
 struct SplitStudy {
-    pairs_by_seed: Vec<Vec<MeasuredPair>>,
+    pairs: &'static [ProgramPair],
+    runs: PairRuns,
     /// Both programs of each pair alone, with the first seed.
     solo_curves: Vec<[ColorCurves; 2]>,
     /// Forecasts from the solo curves; `None` if the predictor gives none.
     forecasts: Vec<Option<PairForecast>>,
     /// Splits chosen offline for weighted speed-up; `None` if left shared.
     offline_splits: Vec<Option<u32>>,
-    /// Splits chosen by the policy from curves that it measured while the pair ran, by seed.
-    online_splits_by_seed: Vec<Vec<Option<u32>>>,
+    /// Splits chosen by the policy from curves that it measured while the pair ran.
+    online_splits: SeededRuns<usize, Option<u32>>,
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    // A full run warms up until the L3 is full and every program has passed over its data once (ammp's speed changes
-    // for the last time after 45 million cycles). It then measures for as long as the programs' own phases, which no
-    // time scale shortens.
-    let scale = context.pick(
+impl SplitStudy {
+    fn pair_indices(&self) -> impl Iterator<Item = usize> + use<> {
+        0..self.pairs.len()
+    }
+    /// The gain over sharing of the split that the policy chose, in percent.
+    fn online_gain(&self, pair: usize, seed: u64) -> f64 {
+        gain_percent(
+            self.runs.result(pair, seed),
+            *self.online_splits.result(pair, seed),
+        )
+    }
+    /// The gain over sharing of the split that was chosen offline, in percent.
+    fn offline_gain(&self, pair: usize, seed: u64) -> f64 {
+        gain_percent(self.runs.result(pair, seed), self.offline_splits[pair])
+    }
+    /// The gain over sharing of the best split, in percent; leaving the cache shared is a choice too,
+    /// which gains and loses nothing.
+    fn best_gain(&self, pair: usize, seed: u64) -> f64 {
+        let measured = self.runs.result(pair, seed);
+        let splits = measured.rates_by_split.iter();
+        splits
+            .map(|(first, _)| gain_percent(measured, Some(*first)))
+            .fold(0.0, f64::max)
+    }
+}
+
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
+    let scale = RunScale::of_pairs(context);
+    let with_l3 = study_splits(context, scale)?;
+    let without_l3 = study_splits(
+        context,
         RunScale {
-            scale: 30_000,
-            warm_up_cycles: 6_000_000,
+            with_l3: false,
+            ..scale
         },
-        RunScale {
-            scale: 2_500,
-            warm_up_cycles: 50_000_000,
-        },
-    );
+    )?;
+    // The controls share the cache, twice: the second time, only their frames differ.
     let controls: &[ProgramPair] = context.pick(&CONTROL_PAIRS[..1], &CONTROL_PAIRS);
-    let study_with_l3 = study_splits(context, true, scale)?;
-    let study_without_l3 = study_splits(context, false, scale)?;
-    let [first_controls, rerun_controls] = measure_controls_twice(context, controls, scale)?;
-    let pairs_by_seed = &study_with_l3.pairs_by_seed;
+    let control_solos = measure_pair_solos(context, controls, scale)?;
+    let share_controls = |frame_seed_offset| {
+        let no_splits = |_| BTreeSet::new();
+        measure_pairs(
+            context,
+            controls,
+            &control_solos,
+            scale,
+            frame_seed_offset,
+            no_splits,
+        )
+    };
+    let (first_controls, rerun_controls) = (share_controls(0)?, share_controls(500)?);
     // The thesis's 70 % is the best of all pairs of Figure 4.7, so a quick run shares and splits them all as well.
     let needs_other_pairs = context.pick_by_length(false, true, false);
     let isolated_pairs = if needs_other_pairs {
-        Some(measure_isolation(context, scale)?)
+        let solos = measure_pair_solos(context, &PAIRS, scale)?;
+        let all_splits = |_| (1..COLORS).collect();
+        Some(measure_pairs(
+            context, &PAIRS, &solos, scale, 0, all_splits,
+        )?)
     } else {
         None
     };
-    let offline_splits_by_seed = vec![study_with_l3.offline_splits.clone(); context.seeds.len()];
+
+    let pairs = with_l3.pairs;
+    let runs = &with_l3.runs;
+    let (recovered_pairs, recovered_runs) = isolated_pairs
+        .as_ref()
+        .map_or((pairs, runs), |isolated| (&PAIRS[..], isolated));
+    let online_split = |pair, seed| *with_l3.online_splits.result(pair, seed);
     let mut findings = vec![
-        best_sum_finding(context, pairs_by_seed, scale),
+        best_sum_finding(context, pairs, runs, scale),
+        chosen_sum_finding(context, pairs, runs, &online_split, "online"),
         chosen_sum_finding(
             context,
-            pairs_by_seed,
-            &study_with_l3.online_splits_by_seed,
-            "online",
-            scale,
-        ),
-        chosen_sum_finding(
-            context,
-            pairs_by_seed,
-            &offline_splits_by_seed,
+            pairs,
+            runs,
+            &|pair, _| with_l3.offline_splits[pair],
             "offline",
-            scale,
         ),
-        forecast_finding(context, pairs_by_seed, &study_with_l3.forecasts, scale),
-        recovery_finding(
-            context,
-            isolated_pairs.as_ref().unwrap_or(pairs_by_seed),
-            scale,
-        ),
-        controls_finding(context, &first_controls, &rerun_controls, scale),
-        curve_kind_finding(context, &study_with_l3, scale),
+        forecast_finding(context, runs, &with_l3.forecasts),
+        recovery_finding(recovered_pairs, recovered_runs),
+        controls_finding(controls, &first_controls, &rerun_controls),
+        curve_kind_finding(context, &with_l3),
     ];
-    findings.extend(online_findings(context, &study_with_l3, "L3 on", scale));
-    findings.extend(online_findings(context, &study_without_l3, "L3 off", scale));
-    Ok(findings)
+    findings.extend(online_findings(context, &with_l3, "L3 on"));
+    findings.extend(online_findings(context, &without_l3, "L3 off"));
+    Ok(at_time_scale(scale.scale as f64, findings))
 }
 
-fn run_pair_solos(
-    context: &ExperimentContext<'_>,
-    pairs: &[ProgramPair],
-    with_l3: bool,
-    scale: RunScale,
-    seed: u64,
-) -> Result<Vec<[SoloWork; 2]>, ReproError> {
-    let programs: Vec<_> = pairs
-        .iter()
-        .flat_map(|&pair| pair_inputs(pair, seed))
-        .collect();
-    let solos = measure_solos(context, &programs, with_l3, scale, seed)?;
-    Ok(solos.chunks(2).map(|both| [both[0], both[1]]).collect())
-}
-
-/// All pairs under sharing and at all splits, seed by seed.
-fn measure_isolation(
-    context: &ExperimentContext<'_>,
-    scale: RunScale,
-) -> Result<Vec<Vec<MeasuredPair>>, ReproError> {
-    let measure_with_seed = |&seed: &u64| {
-        let solo_work = run_pair_solos(context, &PAIRS, true, scale, seed)?;
-        let to_request = |(&pair, &pair_solos): (&ProgramPair, &[SoloWork; 2])| PairRequest {
-            requested_splits: (1..COLORS).collect(),
-            ..PairRequest::sharing(pair, seed, pair_solos)
-        };
-        let requests: Vec<PairRequest> = PAIRS.iter().zip(&solo_work).map(to_request).collect();
-        measure_pairs(context, &requests, true, scale)
-    };
-    context.seeds.iter().map(measure_with_seed).collect()
-}
-
-/// The pairs that share the cache, seed by seed, and the same again with different frames only.
-fn measure_controls_twice(
-    context: &ExperimentContext<'_>,
-    pairs: &[ProgramPair],
-    scale: RunScale,
-) -> Result<[Vec<Vec<MeasuredPair>>; 2], ReproError> {
-    let mut controls_by_run = [Vec::new(), Vec::new()];
-    for &seed in &context.seeds {
-        let solo_work = run_pair_solos(context, pairs, true, scale, seed)?;
-        for (frame_seed_offset, run_controls) in [0, 500].into_iter().zip(&mut controls_by_run) {
-            let to_request = |(&pair, &pair_solos): (&ProgramPair, &[SoloWork; 2])| PairRequest {
-                frame_seed_offset,
-                ..PairRequest::sharing(pair, seed, pair_solos)
-            };
-            let requests: Vec<PairRequest> = pairs.iter().zip(&solo_work).map(to_request).collect();
-            run_controls.push(measure_pairs(context, &requests, true, scale)?);
-        }
-    }
-    Ok(controls_by_run)
-}
-
-fn study_splits(
-    context: &ExperimentContext<'_>,
-    with_l3: bool,
-    scale: RunScale,
-) -> Result<SplitStudy, ReproError> {
+fn study_splits(context: &ExperimentContext<'_>, scale: RunScale) -> Result<SplitStudy> {
     // The thesis found the best split by trying all (4.6.2). A quick run does so for one pair, the one to which its 70 %
     // belongs, twolf beside gzip.
     let splits: Vec<u32> = if context.sample {
@@ -169,104 +148,71 @@ fn study_splits(
     } else {
         (1..COLORS).collect()
     };
-    let pairs: &[ProgramPair] = context.pick(&PAIRS[4..5], &PAIRS);
+    let pairs: &'static [ProgramPair] = context.pick(&PAIRS[4..5], &PAIRS);
     let colors: Vec<u32> = context.pick_by_length(
         vec![1, 8, COLORS],
         vec![1, 4, 8, 12, 14, COLORS],
         (1..=COLORS).collect(),
     );
-    let solos_by_seed: Vec<Vec<[SoloWork; 2]>> = context
-        .seeds
-        .iter()
-        .map(|&seed| run_pair_solos(context, pairs, with_l3, scale, seed))
-        .collect::<Result<_, ReproError>>()?;
+    let solos = measure_pair_solos(context, pairs, scale)?;
     let seed = context.seeds[0];
-    let programs: Vec<_> = pairs
-        .iter()
-        .zip(&solos_by_seed[0])
-        .flat_map(|(&pair, &solo_work)| pair_inputs(pair, seed).into_iter().zip(solo_work))
-        .collect();
-    let mut curves =
-        measure_color_curves(context, &programs, &colors, with_l3, scale, seed)?.into_iter();
-    let curve_pairs: Vec<[ColorCurves; 2]> =
+    let mut programs = Vec::new();
+    for (index, &pair) in pairs.iter().enumerate() {
+        programs.extend(
+            pair_inputs(pair, seed)
+                .into_iter()
+                .zip(*solos.result(index, seed)),
+        );
+    }
+    let mut curves = measure_color_curves(context, &programs, &colors, scale, seed)?.into_iter();
+    let solo_curves: Vec<[ColorCurves; 2]> =
         std::iter::from_fn(|| Some([curves.next()?, curves.next()?])).collect();
-    let forecast_pair =
-        |(&pair, alone): (&ProgramPair, &[ColorCurves; 2])| -> Result<Option<PairForecast>, ReproError> {
-            Ok(forecast_split(
-                &pair_on_chip(pair, with_l3, scale, seed, 0)?,
-                [&alone[0].demand_curve, &alone[1].demand_curve],
-            ))
-        };
-    let forecasts: Vec<Option<PairForecast>> = pairs
-        .iter()
-        .zip(&curve_pairs)
-        .map(forecast_pair)
-        .collect::<Result<_, _>>()?;
-    let sharing_requests: Vec<PairRequest> = pairs
-        .iter()
-        .zip(&solos_by_seed[0])
-        .map(|(&pair, &solos)| PairRequest::sharing(pair, seed, solos))
-        .collect();
-    let sharing_pairs = measure_pairs(context, &sharing_requests, with_l3, scale)?;
-    let choose_split = |(forecast, sharing_pair): (&Option<PairForecast>, &MeasuredPair)| {
-        forecast.and_then(|forecast| forecast.choose_split(sharing_pair.shared_speedup()))
+
+    // A program's own operator has the forecast, and a measured run of the pair sharing the cache.
+    let first_seed = ExperimentContext {
+        seeds: vec![seed],
+        ..*context
     };
-    let offline_splits: Vec<Option<u32>> = forecasts
-        .iter()
-        .zip(&sharing_pairs)
-        .map(choose_split)
-        .collect();
-    let choice_inputs = |pair, seed| OnlineChoiceInputs {
-        pair,
+    let sharing_pairs = measure_pairs(&first_seed, pairs, &solos, scale, 0, |_| BTreeSet::new())?;
+    let mut forecasts = Vec::new();
+    let mut offline_splits = Vec::new();
+    for (index, (&pair, alone)) in pairs.iter().zip(&solo_curves).enumerate() {
+        let forecast = forecast_split(
+            &pair_on_chip(pair, scale, seed, 0)?,
+            [&alone[0].demand_curve, &alone[1].demand_curve],
+        );
+        let shared_speedup = sharing_pairs.result(index, seed).shared_speedup();
+        offline_splits.push(forecast.and_then(|forecast| forecast.choose_split(shared_speedup)));
+        forecasts.push(forecast);
+    }
+
+    let choice_inputs = |index: usize, seed| OnlineChoiceInputs {
+        pair: pairs[index],
         seed,
-        with_l3,
         scale,
         trace_entries: context.pick(40_000, 163_840),
         // A trial on a machine with an L3 takes up to 250 windows, so a shorter run ends without a verdict.
         windows: if context.sample { 40 } else { 500 },
     };
-    let seeded_pairs: Vec<OnlineChoiceInputs> = context
-        .seeds
-        .iter()
-        .flat_map(|&seed| pairs.iter().map(move |&pair| choice_inputs(pair, seed)))
-        .collect();
-    let chosen_splits = context.run_all_stored(&seeded_pairs, measure_online_choice)?;
-    let online_splits_by_seed: Vec<Vec<Option<u32>>> = chosen_splits
-        .chunks(pairs.len())
-        .map(<[Option<u32>]>::to_vec)
-        .collect();
-    let mut requests = Vec::new();
-    for (seed_solos, &seed) in solos_by_seed.iter().zip(&context.seeds) {
-        for (index, (&pair, &pair_solos)) in pairs.iter().zip(seed_solos).enumerate() {
-            // Every chosen split is measured, in addition to the given ones.
-            let mut all_splits: BTreeSet<u32> = splits.iter().copied().collect();
-            all_splits.extend(CURVE_KINDS.iter().map(|(_, curve)| {
-                min_sum_split([curve(&curve_pairs[index][0]), curve(&curve_pairs[index][1])])
-            }));
-            all_splits.extend(
-                offline_splits[index].iter().chain(
-                    online_splits_by_seed
-                        .iter()
-                        .filter_map(|splits_of_seed| splits_of_seed[index].as_ref()),
-                ),
-            );
-            requests.push(PairRequest {
-                requested_splits: all_splits,
-                ..PairRequest::sharing(pair, seed, pair_solos)
-            });
-        }
-    }
-    let measured_pairs = measure_pairs(context, &requests, with_l3, scale)?;
-    let pairs_by_seed = measured_pairs
-        .chunks(pairs.len())
-        .map(<[MeasuredPair]>::to_vec)
-        .collect();
+    let indices: Vec<usize> = (0..pairs.len()).collect();
+    let online_splits = context.run_cases(&indices, choice_inputs, measure_online_choice)?;
+    // Every chosen split is measured, in addition to the given ones.
+    let requested_splits = |pair: usize| {
+        let mut all_splits: BTreeSet<u32> = splits.iter().copied().collect();
+        let by_curves = CURVE_KINDS.map(|(_, curve)| split_by(curve, &solo_curves[pair]));
+        all_splits.extend(by_curves);
+        all_splits.extend(offline_splits[pair]);
+        all_splits.extend(online_splits.of_case(pair).flatten());
+        all_splits
+    };
+    let runs = measure_pairs(context, pairs, &solos, scale, 0, requested_splits)?;
     Ok(SplitStudy {
-        pairs_by_seed,
-        solo_curves: curve_pairs,
+        pairs,
+        runs,
+        solo_curves,
         forecasts,
         offline_splits,
-        online_splits_by_seed,
+        online_splits,
     })
 }
 
@@ -275,7 +221,6 @@ fn study_splits(
 struct OnlineChoiceInputs {
     pair: ProgramPair,
     seed: u64,
-    with_l3: bool,
     scale: RunScale,
     trace_entries: u64,
     windows: u64,
@@ -286,18 +231,17 @@ struct OnlineChoiceInputs {
 fn measure_online_choice(
     context: &ExperimentContext<'_>,
     inputs: &OnlineChoiceInputs,
-) -> Result<Option<u32>, ReproError> {
+) -> Result<Option<u32>> {
     let OnlineChoiceInputs {
         pair,
         seed,
-        with_l3,
         scale,
         trace_entries,
         windows,
     } = *inputs;
     context.report_progress(&format!("{} online, seed {seed}", pair_name(pair)));
 
-    let workload = pair_on_chip(pair, with_l3, scale, seed, 0)?;
+    let workload = pair_on_chip(pair, scale, seed, 0)?;
     let config = sizing_policy(
         &workload,
         trace_entries,
@@ -377,14 +321,9 @@ pub(crate) fn sizing_policy(
     config
 }
 
-/// The split with the least sum of two curves (thesis equation 5.3).
-fn min_sum_split(curves: [Vec<f64>; 2]) -> u32 {
-    let claims = curves.map(|costs| UnitClaim {
-        costs,
-        min_units: 1,
-    });
-    allocate_exactly(&claims, COLORS, CostAggregate::Sum)
-        .expect("sixteen colors for two, and measured costs")[0]
+/// The split with the least sum of one kind of curve of two programs (thesis equation 5.3).
+fn split_by(curve: CurveGetter, solo_curves: &[ColorCurves; 2]) -> u32 {
+    colors_of_least_cost(solo_curves.iter().map(curve))[0]
 }
 
 fn cost_per_cycle(per_kilo_instr: &[f64], solo_curves: &ColorCurves) -> Vec<f64> {
@@ -419,42 +358,36 @@ const CURVE_KINDS: [(&str, CurveGetter); 4] = [
     }),
 ];
 
-fn curve_kind_finding(
-    context: &ExperimentContext<'_>,
-    study: &SplitStudy,
-    scale: RunScale,
-) -> Finding {
+fn curve_kind_finding(context: &ExperimentContext<'_>, study: &SplitStudy) -> Finding {
     let mut points = Vec::new();
+    // By kind and seed, the mean over pairs.
     let mut gains_by_kind: Vec<Vec<f64>> = Vec::new();
-
-    for (kind, curve_of) in CURVE_KINDS {
-        let mut gains_by_seed = vec![Vec::new(); study.pairs_by_seed.len()];
-        for (index, alone) in study.solo_curves.iter().enumerate() {
-            let first_colors = min_sum_split([curve_of(&alone[0]), curve_of(&alone[1])]);
-            let values: Vec<f64> = study
-                .pairs_by_seed
-                .iter()
-                .map(|pairs| gain_percent(&pairs[index], Some(first_colors)))
-                .collect();
-            gains_by_seed
-                .iter_mut()
-                .zip(&values)
-                .for_each(|(seed_gains, &value)| seed_gains.push(value));
+    for (kind, curve) in CURVE_KINDS {
+        let splits: Vec<u32> = study
+            .solo_curves
+            .iter()
+            .map(|alone| split_by(curve, alone))
+            .collect();
+        let gain = |pair: usize, seed: u64| {
+            gain_percent(study.runs.result(pair, seed), Some(splits[pair]))
+        };
+        points.extend(study.pair_indices().map(|pair| {
             let label = format!(
                 "{} {}",
-                pair_name(study.pairs_by_seed[0][index].pair),
-                split_name(first_colors)
+                pair_name(study.pairs[pair]),
+                split_name(splits[pair])
             );
-            points.push(DataPoint::from_values(kind, label, &values));
-        }
-        gains_by_kind.push(gains_by_seed.iter().map(mean).collect());
+            DataPoint::from_values(
+                kind,
+                label,
+                context.seeds.iter().map(|&seed| gain(pair, seed)),
+            )
+        }));
+        let mean_gain = |&seed: &u64| mean(study.pair_indices().map(|pair| gain(pair, seed)));
+        gains_by_kind.push(context.seeds.iter().map(mean_gain).collect());
     }
-    let per_seed = context.with_seeds(
-        gains_by_kind[0]
-            .iter()
-            .zip(&gains_by_kind[1])
-            .map(|(stalls, misses)| stalls - misses),
-    );
+    let stalls_and_misses = gains_by_kind[0].iter().zip(&gains_by_kind[1]);
+    let per_seed = context.with_seeds(stalls_and_misses.map(|(stalls, misses)| stalls - misses));
     let note = format!(
         "Mean gain in weighted speed-up over sharing: stalls per instruction {:+.1} %, misses per instruction {:+.1} %, stalls \
          per cycle {:+.1} %, misses per cycle {:+.1} %. Splits from curves of each program alone under the first seed; leaving \
@@ -466,7 +399,6 @@ fn curve_kind_finding(
     );
     Finding::declared("cp-4-stalls-over-misses", &per_seed)
         .with_points(points)
-        .with_time_scale(scale.scale as f64)
         .with_note(note)
 }
 
@@ -476,148 +408,94 @@ fn online_findings(
     context: &ExperimentContext<'_>,
     study: &SplitStudy,
     machine_label: &str,
-    scale: RunScale,
-) -> Vec<Finding> {
-    let best_gain = |pair: &MeasuredPair| {
-        let splits = pair
-            .rates_by_split
-            .iter()
-            .map(|(first, _)| gain_percent(pair, Some(*first)));
-        // Leaving the cache shared is a choice too, which gains and loses nothing.
-        splits.fold(0.0, f64::max)
-    };
-    let near_best_count = |index: usize| {
-        let pairs = &study.pairs_by_seed[index];
-        let is_near_best = |(pair, &first): (&MeasuredPair, &Option<u32>)| {
-            (1.0 + best_gain(pair) / 100.0) / (1.0 + gain_percent(pair, first) / 100.0) - 1.0
+) -> [Finding; 2] {
+    let near_best_count = |seed: u64| {
+        let is_near_best = |pair: &usize| {
+            (1.0 + study.best_gain(*pair, seed) / 100.0)
+                / (1.0 + study.online_gain(*pair, seed) / 100.0)
+                - 1.0
                 <= 0.01
         };
-        pairs
-            .iter()
-            .zip(&study.online_splits_by_seed[index])
-            .filter(|pair_choice| is_near_best(*pair_choice))
-            .count() as f64
+        study.pair_indices().filter(is_near_best).count() as f64
     };
-
-    let share_of_offline_gain = |index: usize| {
-        let pairs = &study.pairs_by_seed[index];
-        let mean_gain = |choice: &[Option<u32>]| {
+    let share_of_offline_gain = |seed: u64| {
+        percent_of_gain(
             mean(
-                pairs
-                    .iter()
-                    .zip(choice)
-                    .map(|(pair, &first_colors)| gain_percent(pair, first_colors)),
-            )
-        };
-        let (online_gain, offline_gain) = (
-            mean_gain(&study.online_splits_by_seed[index]),
-            mean_gain(&study.offline_splits),
-        );
-        // If the offline curves lose, a share of their gain is meaningless; then a choice that loses no more counts as
-        // 100 %.
-        if offline_gain > 0.0 {
-            to_percent(online_gain / offline_gain)
-        } else {
-            to_percent(f64::from(u8::from(online_gain >= offline_gain)))
-        }
+                study
+                    .pair_indices()
+                    .map(|pair| study.online_gain(pair, seed)),
+            ),
+            mean(
+                study
+                    .pair_indices()
+                    .map(|pair| study.offline_gain(pair, seed)),
+            ),
+        )
     };
-    let per_seed =
-        |value: &dyn Fn(usize) -> f64| context.with_seeds((0..context.seeds.len()).map(value));
-    let count = study.pairs_by_seed[0].len() as f64;
-    let requested_count = (count * 5.0 / 7.0).ceil();
-    let (points, figure) = choice_points(study, machine_label, &best_gain);
-    vec![
+    let requested_count = (study.pairs.len() as f64 * 5.0 / 7.0).ceil();
+    let (points, figure) = choice_points(context, study, machine_label);
+    [
         Finding::new(
             "RM-4",
             &format!("pairs whose online split is within 1 % of the best, {machine_label}"),
             "splits 9:7, 9:7, 14:2 online against 14:2, 15:1, 13:3 offline",
             "pairs",
             ResultTarget::AtLeast { target: requested_count, paper_best: None },
-            &per_seed(&near_best_count),
+            &context.values_by_seed(near_best_count),
         )
         .with_points(points)
-        .with_time_scale(scale.scale as f64)
         .with_note(
             "Objective everywhere: the sum of speeds over those alone. Online: traced while the pair shares the cache, sized \
              by the policy, cycles by the stall per miss measured meanwhile; judged by the measured runs at that split. \
              Leaving the cache shared is among the choices of all three.",
         )
         .with_figure(figure),
-        Finding::new(
-            "RM-4",
-            &format!("online gain over offline gain, in the mean, {machine_label}"),
-            "9 of 17 %, 4 of 10 %, 6 of 6 %",
-            "%",
-            ResultTarget::AtLeast { target: 90.0, paper_best: Some(100.0) },
-            &per_seed(&share_of_offline_gain),
-        )
-        .with_time_scale(scale.scale as f64)
-        .with_note("Where the offline choices lose in the mean: 100 if the online ones lose no more, else 0."),
+        Finding::declared_for(
+            "rm-4-online-over-offline",
+            &[machine_label],
+            &context.values_by_seed(share_of_offline_gain),
+        ),
     ]
 }
 
 fn choice_points(
+    context: &ExperimentContext<'_>,
     study: &SplitStudy,
     machine_label: &str,
-    best_gain: &dyn Fn(&MeasuredPair) -> f64,
 ) -> (Vec<DataPoint>, ResultFigure) {
     let split_label = |first: Option<u32>| first.map_or("shared".to_string(), split_name);
-
     let mut points = Vec::new();
     let mut groups = Vec::new();
-    for (index, pair) in study.pairs_by_seed[0].iter().enumerate() {
-        let values_over_seeds = |value: &dyn Fn(usize) -> f64| {
-            (0..study.pairs_by_seed.len())
-                .map(value)
-                .collect::<Vec<f64>>()
+    for (pair, &programs) in study.pairs.iter().enumerate() {
+        let name = pair_name(programs);
+        let online_split = *study.online_splits.result(pair, context.seeds[0]);
+        let gains_of = |gain: fn(&SplitStudy, usize, u64) -> f64| -> Vec<f64> {
+            let seeds = context.seeds.iter();
+            seeds.map(|&seed| gain(study, pair, seed)).collect()
         };
-        let online_gains = values_over_seeds(&|seed| {
-            gain_percent(
-                &study.pairs_by_seed[seed][index],
-                study.online_splits_by_seed[seed][index],
-            )
-        });
-        let offline_gains = values_over_seeds(&|seed| {
-            gain_percent(
-                &study.pairs_by_seed[seed][index],
-                study.offline_splits[index],
-            )
-        });
-        let best_gains = values_over_seeds(&|seed| best_gain(&study.pairs_by_seed[seed][index]));
-        let name = pair_name(pair.pair);
-        let online_label = format!(
-            "{name} {}",
-            split_label(study.online_splits_by_seed[0][index])
-        );
-        let offline_label = format!("{name} {}", split_label(study.offline_splits[index]));
-        points.push(DataPoint::from_values(
-            "online",
-            online_label,
-            &online_gains,
-        ));
-        points.push(DataPoint::from_values(
-            "offline",
-            offline_label,
-            &offline_gains,
-        ));
-        points.push(DataPoint::from_values(
-            "best of all",
-            name.clone(),
-            &best_gains,
-        ));
-        let bars = [online_gains, offline_gains, best_gains]
-            .map(|gains| mean(&gains).into())
-            .to_vec();
+        let own_points = [
+            DataPoint::from_values(
+                "online",
+                format!("{name} {}", split_label(online_split)),
+                gains_of(SplitStudy::online_gain),
+            ),
+            DataPoint::from_values(
+                "offline",
+                format!("{name} {}", split_label(study.offline_splits[pair])),
+                gains_of(SplitStudy::offline_gain),
+            ),
+            DataPoint::from_values("best of all", &name, gains_of(SplitStudy::best_gain)),
+        ];
+        let bars = own_points.each_ref().map(DataPoint::bar).to_vec();
         groups.push(BarGroup { name, bars });
+        points.extend(own_points);
     }
     let bars = BarChart {
         title: format!("Weighted speed-up over sharing, {machine_label}"),
         y: Axis::linear("gain, %"),
-        series: vec![
-            "online".to_string(),
-            "offline".to_string(),
-            "best of all splits".to_string(),
-        ],
+        series: ["online", "offline", "best of all splits"]
+            .map(str::to_string)
+            .to_vec(),
         groups,
         ..BarChart::default()
     };
@@ -647,7 +525,10 @@ mod tests {
     #[test]
     fn the_least_sum_follows_the_thesis() {
         let steep: Vec<f64> = (1..=16).map(|colors| 160.0 / f64::from(colors)).collect();
-        assert_eq!(min_sum_split([steep.clone(), vec![5.0; 16]]), 15);
-        assert_eq!(min_sum_split([steep.clone(), steep]), 8);
+        assert_eq!(
+            colors_of_least_cost([steep.clone(), vec![5.0; 16]]),
+            [15, 1]
+        );
+        assert_eq!(colors_of_least_cost([steep.clone(), steep]), [8, 8]);
     }
 }

@@ -1,11 +1,14 @@
 //! CP-1: a program's run time with 1 to 16 colors (thesis Figure 4.5).
 
-use cachemate_report::figure::{Axis, Chart, Series};
+use cachemate_report::figure::{Axis, Chart};
 use cachemate_sim::kernels;
 use cachemate_sim::machine::RunLimit;
 
 use super::{COLORS, RunScale, chip_workload, fixed_plan_policy, thesis_job};
-use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, greatest, mean};
+use crate::{
+    DataPoint, ExperimentContext, Finding, Result, ResultFigure, greatest, line_through,
+    list_or_none, mean,
+};
 
 /// Minimum rise of the run time with more colors that counts, if the seeds' ranges do not overlap either.
 const NOISE_SHARE: f64 = 0.01;
@@ -56,10 +59,10 @@ pub(super) fn cycles_for(
     let mut workload = chip_workload(
         vec![thesis_job(program, 1)],
         2,
-        true,
         RunScale {
             scale,
             warm_up_cycles: 0,
+            with_l3: true,
         },
         seed,
     )?;
@@ -117,36 +120,22 @@ fn sensitivity_finding(
     scale: u64,
     curves: &[ColorCurve],
 ) -> Finding {
-    let rises: Vec<String> = curves
-        .iter()
-        .flat_map(|curve| {
-            curve
-                .color_rises()
-                .into_iter()
-                .map(|(colors, growth)| (curve.program, colors, growth))
-        })
-        .map(|(program, colors, growth)| {
-            format!("{program} at {colors} colors (+{:.1} %)", 100.0 * growth)
-        })
-        .collect();
+    let mut rises = Vec::new();
+    let mut points = Vec::new();
+    for curve in curves {
+        rises.extend(curve.color_rises().iter().map(|(colors, growth)| {
+            let percent = 100.0 * growth;
+            format!("{} at {colors} colors (+{percent:.1} %)", curve.program)
+        }));
+        points.extend(curve.colors.iter().enumerate().map(|(index, colors)| {
+            let values = curve.values_over_seeds(index);
+            DataPoint::from_values(curve.program, colors.to_string(), values)
+        }));
+    }
     let count = rises.len() as f64;
     let per_seed = context.values_by_seed(|_| count);
-    let rise_list = if rises.is_empty() {
-        "none".to_string()
-    } else {
-        rises.join(", ")
-    };
-
-    let points = curves.iter().flat_map(|curve| {
-        let point = |index: usize| {
-            DataPoint::from_values(
-                curve.program,
-                curve.colors[index].to_string(),
-                curve.values_over_seeds(index),
-            )
-        };
-        (0..curve.colors.len()).map(point).collect::<Vec<_>>()
-    });
+    let rise_list = list_or_none(rises);
+    let figure = sensitivity_figure(curves, &points);
     let note = format!(
         "A rise counts above {:.0} % where the ranges over seeds do not overlap; seeds give the frames anew, the program \
          is the same. Mapping conflicts left: {rise_list}. 20·10^9 instructions at the time scale, after \
@@ -154,35 +143,25 @@ fn sensitivity_finding(
         100.0 * NOISE_SHARE
     );
     Finding::declared("cp-1-slower-steps", &per_seed)
-        .with_points(points.collect())
+        .with_points(points)
         .with_time_scale(scale as f64)
         .with_note(note)
-        .with_figure(sensitivity_figure(curves))
+        .with_figure(figure)
 }
 
-fn sensitivity_figure(curves: &[ColorCurve]) -> ResultFigure {
+fn sensitivity_figure(curves: &[ColorCurve], points: &[DataPoint]) -> ResultFigure {
     // Only programs that depend on colors are drawn; the lines of the others would all be flat.
     let mut curves_by_sensitivity: Vec<&ColorCurve> = curves.iter().collect();
     let one_color_value = |curve: &ColorCurve| mean(curve.values_over_seeds(0));
     curves_by_sensitivity.sort_by(|a, b| one_color_value(b).total_cmp(&one_color_value(a)));
-    let series = curves_by_sensitivity.iter().take(8).map(|curve| {
-        let point = |(color_index, &colors): (usize, &u32)| {
-            DataPoint::from_values("", "", curve.values_over_seeds(color_index))
-                .chart_point(f64::from(colors))
-        };
-        let points = curve.colors.iter().enumerate().filter_map(point).collect();
-        Series {
-            name: curve.program.to_string(),
-            points,
-            ..Series::default()
-        }
-    });
-
+    let drawn_curves = curves_by_sensitivity.iter().take(8);
     let chart = Chart {
         title: "Run time against colors: the eight programs that gain most".to_string(),
         x: Axis::linear("colors of 16"),
         y: Axis::linear("run time over that with all colors"),
-        series: series.collect(),
+        series: drawn_curves
+            .map(|curve| line_through(points, curve.program))
+            .collect(),
         ..Chart::default()
     };
     ResultFigure::chart("cp-1-colors", &chart)

@@ -5,18 +5,16 @@
 //! stretch of its work. With a floor, the first program may be at most 5 % slower than alone; the cost to the other
 //! program is listed beside it.
 
-use std::collections::BTreeMap;
-
 use cachemate_core::{CacheLevel, Goal, MachineSpec, WayPartitions};
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
 
 use super::RunScale;
 use super::choices::sizing_policy;
-use super::pairs::{ProgramPair, SoloWork, measure_solos, pair_inputs, pair_on_chip};
+use super::pairs::{ProgramPair, SoloWork, measure_pair_solos, pair_on_chip};
 use crate::run_request;
 use crate::seeded_runs::SeededRuns;
 use crate::steered;
-use crate::{ExperimentContext, Finding, Result, ResultFigure, ResultTarget, greatest, mean};
+use crate::{ExperimentContext, Finding, Result, ResultFigure, greatest, mean};
 
 /// Pairs whose first program has the floor.
 pub(crate) const PAIRS: [ProgramPair; 3] = [("vortex", "art"), ("twolf", "mcf"), ("parser", "gap")];
@@ -85,7 +83,7 @@ fn measure_slowdowns(
     scale: RunScale,
     seed: u64,
 ) -> Result<[f64; 2]> {
-    let mut workload = pair_on_chip(pair, true, scale, seed, 0)?;
+    let mut workload = pair_on_chip(pair, scale, seed, 0)?;
     let config = match cache_mode {
         CacheMode::Shared => None,
         CacheMode::Sized {
@@ -139,42 +137,20 @@ pub(crate) fn divide_in_ways(machine: &mut MachineSpec) {
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
-    let scale = context.pick(
-        RunScale {
-            scale: 30_000,
-            warm_up_cycles: 12_000_000,
-        },
-        RunScale {
-            scale: 15_000,
-            warm_up_cycles: 12_000_000,
-        },
-    );
+    let scale = RunScale {
+        scale: context.pick(30_000, 15_000),
+        warm_up_cycles: 12_000_000,
+        with_l3: true,
+    };
     let pairs = context.pick(&PAIRS[..1], &PAIRS);
-    let mut solos_by_seed = BTreeMap::new();
-    for &seed in &context.seeds {
-        let programs: Vec<_> = pairs
-            .iter()
-            .flat_map(|&pair| pair_inputs(pair, seed))
-            .collect();
-        solos_by_seed.insert(seed, measure_solos(context, &programs, true, scale, seed)?);
-    }
+    let solos = measure_pair_solos(context, pairs, scale)?;
     let cases: Vec<PairAndMode> = (0..pairs.len())
         .flat_map(|pair| (0..CACHE_MODES.len()).map(move |mode| (pair, mode)))
         .collect();
     let slowdowns = context.run_unstored_cases(&cases, |(pair_index, mode_index), seed| {
-        let (pair, solos, mode) = (
-            pairs[pair_index],
-            &solos_by_seed[&seed],
-            CACHE_MODES[mode_index].1,
-        );
+        let (pair, mode) = (pairs[pair_index], CACHE_MODES[mode_index].1);
         context.report_progress(&format!("{}+{}, {mode:?}, seed {seed}", pair.0, pair.1));
-        measure_slowdowns(
-            pair,
-            [solos[2 * pair_index], solos[2 * pair_index + 1]],
-            mode,
-            scale,
-            seed,
-        )
+        measure_slowdowns(pair, *solos.result(pair_index, seed), mode, scale, seed)
     })?;
     Ok(vec![goals_finding(context, pairs, &slowdowns, scale)])
 }
@@ -240,14 +216,7 @@ fn goals_finding(
         ..BarChart::default()
     };
 
-    Finding::new(
-        "GOALS",
-        "slowdown of a program that is never to be more than 5 % slower than alone, worst",
-        "not in the papers",
-        "%",
-        ResultTarget::AtMost { target: 100.0 * FLOOR_SLOWDOWN, paper_best: None },
-        &per_seed,
-    )
+    Finding::declared("goals-floor", &per_seed)
     .with_points(points)
     .with_time_scale(scale.scale as f64)
     .with_note(format!(
@@ -268,8 +237,9 @@ mod tests {
         let scale = RunScale {
             scale: 60_000,
             warm_up_cycles: 0,
+            with_l3: true,
         };
-        let mut workload = pair_on_chip(("vortex", "art"), true, scale, 1, 0).unwrap();
+        let mut workload = pair_on_chip(("vortex", "art"), scale, 1, 0).unwrap();
         divide_in_ways(&mut workload.machine);
         workload.machine.check().unwrap();
         let topology = workload.machine.topology();

@@ -1,12 +1,13 @@
 //! CP-2 and CP-3: the gain of a partitioned over a shared cache, and the share of the slowdown that it recovers
 //! (thesis Figures 4.6 and 4.7).
 
-use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ReferenceLine, Series};
+use cachemate_report::figure::{Axis, BarChart, Chart, ReferenceLine, Series};
 
-use super::pairs::{MeasuredPair, PairForecast, ProgramPair};
+use super::pairs::{MeasuredPair, PairForecast, PairRuns, ProgramPair};
 use super::{COLORS, RunScale};
 use crate::{
-    DataPoint, ExperimentContext, Finding, ResultFigure, ResultTarget, greatest, least, mean,
+    DataPoint, ExperimentContext, Finding, ResultFigure, bar_groups, greatest, least, line_through,
+    list_or_none, mean,
 };
 
 pub(super) fn to_percent(share: f64) -> f64 {
@@ -21,41 +22,31 @@ pub(super) fn pair_name(pair: ProgramPair) -> String {
     format!("{}+{}", pair.0, pair.1)
 }
 
-fn values_of<V>(
-    pairs_by_seed: &[Vec<MeasuredPair>],
-    index: usize,
-    value: impl Fn(&MeasuredPair) -> V,
-) -> Vec<V> {
-    pairs_by_seed
+/// The series of one program of a pair.
+fn program_series((first, second): ProgramPair, side: usize) -> String {
+    format!("{}: {}", pair_name((first, second)), [first, second][side])
+}
+
+/// The splits at which a pair was measured, which are the same under every seed.
+fn measured_splits(runs: &PairRuns, pair: usize) -> Vec<u32> {
+    let first_run = runs.of_case(pair).next();
+    let splits = first_run.map_or(&[][..], |run| &run.rates_by_split);
+    splits
         .iter()
-        .map(|pairs| value(&pairs[index]))
+        .map(|(first_colors, _)| *first_colors)
         .collect()
 }
 
-fn split_gains(
-    pairs_by_seed: &[Vec<MeasuredPair>],
-    index: usize,
-    split: usize,
-    side: usize,
-) -> Vec<f64> {
-    values_of(pairs_by_seed, index, |pair| {
-        to_percent(pair.relative_gains(&pair.rates_by_split[split].1)[side])
-    })
-}
-
-fn gain_points(pairs_by_seed: &[Vec<MeasuredPair>]) -> Vec<DataPoint> {
+fn gain_points(pairs: &[ProgramPair], runs: &PairRuns) -> Vec<DataPoint> {
     let mut points = Vec::new();
-    for (index, pair) in pairs_by_seed[0].iter().enumerate() {
-        for (split, (first_colors, _)) in pair.rates_by_split.iter().enumerate() {
-            for (side, program) in [pair.pair.0, pair.pair.1].into_iter().enumerate() {
-                let series = format!("{}: {program}", pair_name(pair.pair));
-                let values = split_gains(pairs_by_seed, index, split, side);
-                points.push(DataPoint::from_values(
-                    series,
-                    split_name(*first_colors),
-                    values,
-                ));
-            }
+    for (index, &pair) in pairs.iter().enumerate() {
+        for (split, first_colors) in measured_splits(runs, index).into_iter().enumerate() {
+            points.extend([0, 1].map(|side| {
+                let series = program_series(pair, side);
+                runs.point(index, series, split_name(first_colors), |run| {
+                    to_percent(run.relative_gains(&run.rates_by_split[split].1)[side])
+                })
+            }));
         }
     }
     points
@@ -63,197 +54,127 @@ fn gain_points(pairs_by_seed: &[Vec<MeasuredPair>]) -> Vec<DataPoint> {
 
 pub(super) fn best_sum_finding(
     context: &ExperimentContext<'_>,
-    pairs_by_seed: &[Vec<MeasuredPair>],
+    pairs: &[ProgramPair],
+    runs: &PairRuns,
     scale: RunScale,
 ) -> Finding {
     // One split per pair for all seeds: the mean over seeds, not the best of each.
-    let gain_sum_percent = |seed: &[MeasuredPair], at: usize, place: usize| {
-        to_percent(seed[at].gain_sum(&seed[at].rates_by_split[place].1))
+    let gain_sums = |pair: usize, split: usize| {
+        runs.values(pair, |run| {
+            to_percent(run.gain_sum(&run.rates_by_split[split].1))
+        })
     };
     let mut best_pair_and_split = (0, 0, f64::NEG_INFINITY);
-    for (pair_index, pair) in pairs_by_seed[0].iter().enumerate() {
-        for split_index in 0..pair.rates_by_split.len() {
-            let mean_sum = mean(
-                pairs_by_seed
-                    .iter()
-                    .map(|seed| gain_sum_percent(seed, pair_index, split_index)),
-            );
+    for pair in 0..pairs.len() {
+        for split in 0..measured_splits(runs, pair).len() {
+            let mean_sum = mean(gain_sums(pair, split));
             if mean_sum > best_pair_and_split.2 {
-                best_pair_and_split = (pair_index, split_index, mean_sum);
+                best_pair_and_split = (pair, split, mean_sum);
             }
         }
     }
-    let (pair_index, split_index, _) = best_pair_and_split;
-    let pair = &pairs_by_seed[0][pair_index];
-    let sums = pairs_by_seed
-        .iter()
-        .map(|pairs| gain_sum_percent(pairs, pair_index, split_index));
-    let per_seed = context.with_seeds(sums);
+    let (best_pair, best_split, _) = best_pair_and_split;
     let note = format!(
         "Best: {} at {}. The paper's 17 % came from a partition that leaked (frames of other colors after MaxTry); \
          here none leaks. Programs are timed over the same work in every run: what each does alone in {} million cycles \
          after {} million of warm-up.",
-        pair_name(pair.pair),
-        split_name(pair.rates_by_split[split_index].0),
+        pair_name(pairs[best_pair]),
+        split_name(measured_splits(runs, best_pair)[best_split]),
         scale.measured_cycles() / 1_000_000,
         scale.warm_up_cycles / 1_000_000,
     );
-    let mut finding = Finding::declared("cp-2-best-split", &per_seed)
-        .with_points(gain_points(pairs_by_seed))
-        .with_time_scale(scale.scale as f64)
-        .with_note(note);
-    for pair in 0..pairs_by_seed[0].len() {
-        finding = finding.with_figure(pair_figure(pairs_by_seed, pair));
-    }
+    let per_seed = context.with_seeds(gain_sums(best_pair, best_split));
+    let points = gain_points(pairs, runs);
+    let figures = pairs
+        .iter()
+        .map(|&pair| pair_figure(pair, &points))
+        .collect();
+    let mut finding = Finding::declared("cp-2-best-split", &per_seed).with_note(note);
+    (finding.points, finding.figures) = (points, figures);
     finding
 }
 
-fn pair_figure(pairs_by_seed: &[Vec<MeasuredPair>], index: usize) -> ResultFigure {
-    let pair = &pairs_by_seed[0][index];
-    let split_series = |side: usize| {
-        let point = |(split, (first, _)): (usize, &(u32, [f64; 2]))| {
-            let values = split_gains(pairs_by_seed, index, split, side);
-            DataPoint::from_values("", "", values).chart_point(f64::from(*first))
-        };
-        let name = [pair.pair.0, pair.pair.1][side].to_string();
-        Series {
-            name,
-            points: pair
-                .rates_by_split
-                .iter()
-                .enumerate()
-                .filter_map(point)
-                .collect(),
-            ..Series::default()
-        }
+fn pair_figure(pair: ProgramPair, points: &[DataPoint]) -> ResultFigure {
+    let (first, second) = pair;
+    let program_line = |side: usize, name: &str| Series {
+        name: name.to_string(),
+        ..line_through(points, &program_series(pair, side))
     };
-
     let chart = Chart {
-        title: format!("{}: gain over sharing the cache", pair_name(pair.pair)),
-        x: Axis::linear(&format!(
-            "colors of {}; the rest of 16 is {}'s",
-            pair.pair.0, pair.pair.1
-        )),
+        title: format!("{}: gain over sharing the cache", pair_name(pair)),
+        x: Axis::linear(&format!("colors of {first}; the rest of 16 is {second}'s")),
         y: Axis::linear("instructions per cycle against sharing, %"),
-        series: vec![split_series(0), split_series(1)],
+        series: vec![program_line(0, first), program_line(1, second)],
         references: vec![ReferenceLine::Y {
             label: "shared".to_string(),
             level: 0.0,
         }],
         ..Chart::default()
     };
-    let file = format!("cp-2-{}-{}", pair.pair.0, pair.pair.1);
-    ResultFigure::chart(file, &chart)
+    ResultFigure::chart(format!("cp-2-{first}-{second}"), &chart)
 }
 
 pub(super) fn chosen_sum_finding(
     context: &ExperimentContext<'_>,
-    pairs_by_seed: &[Vec<MeasuredPair>],
-    chosen_splits: &[Vec<Option<u32>>],
+    pairs: &[ProgramPair],
+    runs: &PairRuns,
+    chosen_split: &dyn Fn(usize, u64) -> Option<u32>,
     method: &str,
-    scale: RunScale,
 ) -> Finding {
-    let gain_sum_percent = |pair: &MeasuredPair, first| {
-        pair.rates_at(first)
-            .map_or(f64::NAN, |rates| to_percent(pair.gain_sum(&rates)))
+    let gain_sum_percent = |pair: usize, seed: u64| {
+        let run = runs.result(pair, seed);
+        let rates = run.rates_at(chosen_split(pair, seed));
+        rates.map_or(f64::NAN, |rates| to_percent(run.gain_sum(&rates)))
     };
-    let worst_gain = |(pairs, seed_choices): (&Vec<MeasuredPair>, &Vec<Option<u32>>)| {
-        least(
-            pairs
+    let worst_gain = |seed| least((0..pairs.len()).map(|pair| gain_sum_percent(pair, seed)));
+    let points = pairs.iter().enumerate().map(|(index, &pair)| {
+        let first_choice = chosen_split(index, context.seeds[0]);
+        DataPoint::from_values(
+            pair_name(pair),
+            first_choice.map_or("shared".to_string(), split_name),
+            context
+                .seeds
                 .iter()
-                .zip(seed_choices)
-                .map(|(pair, &first)| gain_sum_percent(pair, first)),
+                .map(|&seed| gain_sum_percent(index, seed)),
         )
-    };
-    let per_seed = context.with_seeds(pairs_by_seed.iter().zip(chosen_splits).map(worst_gain));
-    let points = pairs_by_seed[0]
-        .iter()
-        .zip(&chosen_splits[0])
-        .enumerate()
-        .map(|(index, (pair, &first))| {
-            let seeds = pairs_by_seed.iter().zip(chosen_splits);
-            let values = seeds
-                .map(|(pairs, seed_choices)| gain_sum_percent(&pairs[index], seed_choices[index]));
-            DataPoint::from_values(
-                pair_name(pair.pair),
-                first.map_or("shared".to_string(), split_name),
-                values,
-            )
-        });
-    Finding::new(
-        "CP-2",
-        &format!("worst sum of gains of the chosen splits, {method}"),
-        "not given; the best splits were found by trying all",
-        "%",
-        ResultTarget::AtLeast { target: -1.0, paper_best: None },
-        &per_seed,
-    )
-    .with_points(points.collect())
-    .with_time_scale(scale.scale as f64)
-    .with_note(
-        "For weighted speed-up; a pair stays shared (0) where less than 1 % is expected of dividing. Offline: by the exact \
-         solver from curves of each program alone under the first seed, against a measured run of the pair sharing; judged \
-         under all seeds. Online: by the policy, from traces (code among them) taken while the pair ran, tried and kept \
-         only where the programs measured at least 1 % faster.",
-
-    )
+    });
+    let per_seed = context.values_by_seed(worst_gain);
+    Finding::declared_for("cp-2-chosen-splits", &[method], &per_seed).with_points(points.collect())
 }
 
-pub(super) fn recovery_finding(
-    context: &ExperimentContext<'_>,
-    pairs_by_seed: &[Vec<MeasuredPair>],
-    scale: RunScale,
-) -> Finding {
-    let best_recovered_share = |pairs: &[MeasuredPair]| {
-        let shares = pairs.iter().flat_map(MeasuredPair::recovered_shares);
-        greatest(shares.map(|(_, _, share)| to_percent(share)))
-    };
-    let per_seed = context.with_seeds(
-        pairs_by_seed
-            .iter()
-            .map(|pairs| best_recovered_share(pairs)),
-    );
-    let all_shares: Vec<f64> = pairs_by_seed
-        .iter()
-        .flatten()
+pub(super) fn recovery_finding(pairs: &[ProgramPair], runs: &PairRuns) -> Finding {
+    let per_seed = runs.greatest_per_seed(|pair| {
+        greatest(
+            pair.recovered_shares()
+                .iter()
+                .map(|share| to_percent(share.2)),
+        )
+    });
+    let all_shares: Vec<f64> = runs
+        .by_seed()
         .flat_map(MeasuredPair::recovered_shares)
         .map(|(_, _, share)| share)
         .collect();
+    let series = ["shared, over alone", "best split, over alone"];
     let mut points = Vec::new();
-    let mut groups = Vec::new();
-    for (index, pair) in pairs_by_seed[0].iter().enumerate() {
-        for (side, program) in [pair.pair.0, pair.pair.1].into_iter().enumerate() {
-            let relative_rates = |rates: fn(&MeasuredPair) -> [f64; 2]| {
-                values_of(pairs_by_seed, index, |pair| {
-                    rates(pair)[side] / pair.solo_rates[side]
-                })
-            };
-            let (shared_rates, best_split_rates) = (
-                relative_rates(|pair| pair.shared_rates),
-                relative_rates(|pair| pair.best_split().1),
-            );
-            groups.push(BarGroup {
-                name: format!("{program} ({})", pair_name(pair.pair)),
-                bars: vec![mean(&shared_rates).into(), mean(&best_split_rates).into()],
-            });
-            let label = format!("{}: {program}", pair_name(pair.pair));
-            points.push(DataPoint::from_values(
-                "shared, over alone",
-                label.clone(),
-                &shared_rates,
-            ));
-            points.push(DataPoint::from_values(
-                "best split, over alone",
-                label,
-                &best_split_rates,
-            ));
+    for (index, &pair) in pairs.iter().enumerate() {
+        for side in [0, 1] {
+            let at = program_series(pair, side);
+            points.extend([
+                runs.point(index, series[0], &at, |run| {
+                    run.shared_rates[side] / run.solo_rates[side]
+                }),
+                runs.point(index, series[1], &at, |run| {
+                    run.best_split().1[side] / run.solo_rates[side]
+                }),
+            ]);
         }
     }
     let bars = BarChart {
         title: "Instructions per cycle over those alone: sharing, and the best split".to_string(),
         y: Axis::linear("over alone"),
         series: vec!["shared".to_string(), "best split".to_string()],
-        groups,
+        groups: bar_groups(&points, &series),
         references: vec![("alone".to_string(), 1.0)],
         ..BarChart::default()
     };
@@ -270,7 +191,6 @@ pub(super) fn recovery_finding(
     };
     Finding::declared("cp-3-recovered", &per_seed)
         .with_points(points)
-        .with_time_scale(scale.scale as f64)
         .with_note(note)
         .with_figure(figure)
 }
@@ -279,70 +199,54 @@ pub(super) fn recovery_finding(
 /// made.
 pub(super) fn forecast_finding(
     context: &ExperimentContext<'_>,
-    pairs_by_seed: &[Vec<MeasuredPair>],
+    runs: &PairRuns,
     forecasts: &[Option<PairForecast>],
-    scale: RunScale,
 ) -> Finding {
-    let sum_of_speeds = |speeds: [f64; 2]| speeds.iter().sum::<f64>();
     // Weighted speed-up: shared, and at the best split according to the curves.
-    let forecast_error = |pair: &MeasuredPair, forecast: &PairForecast| {
-        let shared_error = to_percent(
-            sum_of_speeds(forecast.shared_speeds) / pair.weighted_speedup(&pair.shared_rates) - 1.0,
-        );
-        let split = pair
-            .rates_at(Some(forecast.best_first_colors))
-            .map(|rates| {
-                to_percent(
-                    sum_of_speeds(forecast.best_split_speeds) / pair.weighted_speedup(&rates) - 1.0,
-                )
-            });
-        [Some(shared_error), split]
+    let forecast_error = |run: &MeasuredPair, speeds: [f64; 2], first: Option<u32>| {
+        let measured = run.weighted_speedup(&run.rates_at(first)?);
+        Some(to_percent(speeds.iter().sum::<f64>() / measured - 1.0))
     };
     let (mut points, mut wrong_count) = (Vec::new(), 0);
     for (index, forecast) in forecasts.iter().enumerate() {
         let Some(forecast) = forecast else { continue };
-        for (side, series) in ["sharing", "best split by curves"].into_iter().enumerate() {
-            let values: Vec<f64> = pairs_by_seed
-                .iter()
-                .filter_map(|seed| forecast_error(&seed[index], forecast)[side])
+        let best = Some(forecast.best_first_colors);
+        for (series, speeds, first) in [
+            ("sharing", forecast.shared_speeds, None),
+            ("best split by curves", forecast.best_split_speeds, best),
+        ] {
+            let errors = runs.of_case(index);
+            let values: Vec<f64> = errors
+                .filter_map(|run| forecast_error(run, speeds, first))
                 .collect();
             if !values.is_empty() {
                 let series = format!("forecast over measured, {series}, %");
-                points.push(DataPoint::from_values(
-                    series,
-                    pair_name(pairs_by_seed[0][index].pair),
-                    &values,
-                ));
+                let name = pair_name(runs.result(index, context.seeds[0]).pair);
+                points.push(DataPoint::from_values(series, name, &values));
             }
         }
         // A forecast is wrong if the alternative would have been better by more than 1 %.
-        let gain_of = |seed: &Vec<MeasuredPair>| {
-            let pair = &seed[index];
-            let best_speedup = greatest(
-                pair.rates_by_split
-                    .iter()
-                    .map(|(_, rates)| pair.weighted_speedup(rates)),
-            );
-            best_speedup / pair.weighted_speedup(&pair.shared_rates) - 1.0
-        };
-        let mean_best_gain = mean(pairs_by_seed.iter().map(gain_of));
-        let chosen_split = forecast.choose_split(pairs_by_seed[0][index].shared_speedup());
+        let mean_best_gain = mean(runs.values(index, |run| {
+            let splits = run.rates_by_split.iter();
+            let best_speedup = greatest(splits.map(|(_, rates)| run.weighted_speedup(rates)));
+            best_speedup / run.shared_speedup() - 1.0
+        }));
+        let first_run = runs.result(index, context.seeds[0]);
+        let chosen_split = forecast.choose_split(first_run.shared_speedup());
         wrong_count += usize::from(if chosen_split.is_none() {
             mean_best_gain > 0.01
         } else {
             mean_best_gain < -0.01
         });
     }
-    let mean_error = |pairs: &Vec<MeasuredPair>| {
+    let mean_error = |pairs: &[&MeasuredPair]| {
         let errors = pairs.iter().zip(forecasts);
-        mean(errors.filter_map(|(pair, forecast)| {
-            Some(forecast_error(pair, forecast.as_ref()?)[0]?.abs())
+        mean(errors.filter_map(|(run, forecast)| {
+            Some(forecast_error(run, forecast.as_ref()?.shared_speeds, None)?.abs())
         }))
     };
-    let per_seed = context.with_seeds(pairs_by_seed.iter().map(mean_error));
-    Finding::declared("cp-2-forecast", &per_seed)
+    Finding::declared("cp-2-forecast", &runs.per_seed(mean_error))
     .with_points(points)
-    .with_time_scale(scale.scale as f64)
     .with_note(format!(
         "From curves of each program alone under the first seed. Of {} pairs {wrong_count} were divided where every split is worse \
          than sharing by more than 1 %, or left shared where one is better by more.",
@@ -351,65 +255,42 @@ pub(super) fn forecast_finding(
 }
 
 pub(super) fn controls_finding(
-    context: &ExperimentContext<'_>,
-    pairs_by_seed: &[Vec<MeasuredPair>],
-    rerun_pairs: &[Vec<MeasuredPair>],
-    scale: RunScale,
+    pairs: &[ProgramPair],
+    runs: &PairRuns,
+    reruns: &PairRuns,
 ) -> Finding {
     let slowdown_percent = |pair: &MeasuredPair, side: usize| {
         to_percent(1.0 - pair.shared_rates[side] / pair.solo_rates[side])
     };
-    let worst_slowdown = |pairs: &[MeasuredPair]| {
-        let slowdowns = pairs
-            .iter()
-            .flat_map(|pair| [slowdown_percent(pair, 0), slowdown_percent(pair, 1)]);
-        slowdowns.map(f64::abs).fold(0.0, f64::max)
-    };
-    let per_seed = context.with_seeds(pairs_by_seed.iter().map(|pairs| worst_slowdown(pairs)));
+    let per_seed = runs
+        .greatest_per_seed(|pair| greatest([0, 1].map(|side| slowdown_percent(pair, side).abs())));
 
     let (mut points, mut max_noise, mut affected_programs) = (Vec::new(), 0.0, Vec::new());
-    for (index, pair) in pairs_by_seed[0].iter().enumerate() {
-        let (first, second) = pair.pair;
-
-        for (side, (program, partner)) in [(first, second), (second, first)].into_iter().enumerate()
-        {
-            let slowdowns_over = |runs: &[Vec<MeasuredPair>]| {
-                values_of(runs, index, |pair| slowdown_percent(pair, side))
-            };
-            let (values, rerun_values) =
-                (slowdowns_over(pairs_by_seed), slowdowns_over(rerun_pairs));
-            max_noise = values
-                .iter()
-                .zip(&rerun_values)
-                .map(|(a, b)| (a - b).abs())
-                .fold(max_noise, f64::max);
-            let label = format!("{}: {program}", pair_name(pair.pair));
+    for (index, &pair) in pairs.iter().enumerate() {
+        for (side, (program, partner)) in [pair, (pair.1, pair.0)].into_iter().enumerate() {
+            let values_of = |runs: &PairRuns| runs.values(index, |run| slowdown_percent(run, side));
+            let (values, rerun_values) = (values_of(runs), values_of(reruns));
+            let noise = values.iter().zip(&rerun_values).map(|(a, b)| (a - b).abs());
+            max_noise = noise.fold(max_noise, f64::max);
             if mean(&values).abs() > 1.0 {
                 affected_programs
                     .push(format!("{program} beside {partner} {:.1} %", mean(&values)));
             }
 
+            let label = program_series(pair, side);
             points.push(DataPoint::from_values(
                 "slowed by sharing, %",
-                label.clone(),
+                &label,
                 &values,
             ));
-            points.push(DataPoint::from_values(
-                "the same in other frames, %",
-                label,
-                &rerun_values,
-            ));
+            let series = "the same in other frames, %";
+            points.push(DataPoint::from_values(series, label, &rerun_values));
         }
     }
 
-    let affected_text = if affected_programs.is_empty() {
-        "none".to_string()
-    } else {
-        affected_programs.join(", ")
-    };
+    let affected_text = list_or_none(affected_programs);
     Finding::declared("cp-3-controls", &per_seed)
     .with_points(points)
-    .with_time_scale(scale.scale as f64)
     .with_note(format!(
         "Slowed by more than 1 %: {affected_text}. The same programs in other frames differ by {max_noise:.1} points at most, so \
          that more is no noise of placement. docs/results/partitions.md states the cause."

@@ -3,19 +3,22 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{SplitMix64, Units};
-use cachemate_papers::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
-use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, ReferenceLine, Series};
-use cachemate_sim::metrics::weighted_speedup;
-use serde::{Deserialize, Serialize};
-
 use super::choices::{WINDOW_CYCLES, sizing_policy};
-use super::pairs::{ColorCurves, ProgramInput, SoloWork, measure_color_curves, measure_solos};
-use super::{COLORS, RunScale, chip_workload, fixed_plan_policy, thesis_job};
+use super::pairs::{
+    ColorCurves, ProgramInput, SoloWork, measure_color_curves, measure_solo, speed_costs,
+};
+use super::{COLORS, RunScale, chip_workload, colors_of_least_cost, fixed_plan_policy, thesis_job};
+use crate::rates::speeds;
 use crate::run_request;
 use crate::steered;
 use crate::work::{InstructionRange, WorkRun};
-use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, greatest, least, mean};
+use crate::{
+    DataPoint, ExperimentContext, Finding, Result, ResultFigure, at_time_scale, greatest, least,
+    list_or_none, mean,
+};
+use cachemate_core::{SplitMix64, Units};
+use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, ReferenceLine, Series};
+use cachemate_sim::metrics::weighted_speedup;
 
 /// Mixes are drawn from these: the thesis's programs of chapter 4.
 pub(crate) const PROGRAMS: [&str; 12] = [
@@ -30,7 +33,6 @@ const WINDOWS_BEFORE_WORK: u64 = 300;
 const TRACE_ENTRIES: u64 = 40_000;
 
 /// Weighted speed-ups for one mix.
-#[derive(Serialize, Deserialize)]
 struct SizedMix {
     programs: Vec<usize>,
     shared: f64,
@@ -68,28 +70,18 @@ pub(crate) fn draw_programs(generator: &mut SplitMix64, count: usize) -> Vec<usi
 
 /// The best partition of all colors for weighted speed-up, as contiguous index lists.
 fn best_color_shares(solo_curves: &[&ColorCurves]) -> Vec<String> {
-    let claim_of_curves = |solo_curves: &&ColorCurves| {
-        let whole_cycles = solo_curves.demand_curve.whole_cache_cycles();
-        UnitClaim {
-            costs: solo_curves
-                .demand_curve
-                .cycles_per_instr
-                .iter()
-                .map(|cycles| -whole_cycles / cycles)
-                .collect(),
-            min_units: 1,
-        }
-    };
-
-    let claims: Vec<UnitClaim> = solo_curves.iter().map(claim_of_curves).collect();
-    let units_by_program = allocate_exactly(&claims, COLORS, CostAggregate::Sum)
-        .expect("at most eight programs on sixteen colors");
+    let costs = solo_curves
+        .iter()
+        .map(|curves| speed_costs(&curves.demand_curve));
     let mut next_color = 0;
-    let next_share = |units: u32| {
-        next_color += units;
-        format!("{}-{}", next_color - units, next_color - 1)
+    let next_share = |colors: u32| {
+        next_color += colors;
+        format!("{}-{}", next_color - colors, next_color - 1)
     };
-    units_by_program.into_iter().map(next_share).collect()
+    colors_of_least_cost(costs)
+        .into_iter()
+        .map(next_share)
+        .collect()
 }
 
 fn measure_mix(
@@ -102,7 +94,7 @@ fn measure_mix(
         .iter()
         .map(|&index| thesis_job(PROGRAMS[index], 1))
         .collect();
-    let workload = chip_workload(jobs, programs.len() as u32, true, scale, seed)?;
+    let workload = chip_workload(jobs, programs.len() as u32, scale, seed)?;
     let members: Vec<&(SoloWork, ColorCurves)> = programs
         .iter()
         .map(|index| &solo_by_program[index])
@@ -111,12 +103,7 @@ fn measure_mix(
     let work_ranges: Vec<InstructionRange> = members.iter().map(|(solo, _)| solo.work).collect();
     let curves: Vec<&ColorCurves> = members.iter().map(|(_, alone)| alone).collect();
     let run_speedup = |worked: &WorkRun| {
-        let rates: Vec<f64> = worked
-            .rates
-            .iter()
-            .map(|rates| rates.instr_per_cycle)
-            .collect();
-        weighted_speedup(&rates, &solo_speeds).unwrap_or(f64::NAN)
+        weighted_speedup(&speeds(&worked.rates), &solo_speeds).unwrap_or(f64::NAN)
     };
 
     let shared_run = run_request::joint_run(&workload, &work_ranges, None)?;
@@ -164,6 +151,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let scale = RunScale {
         scale: context.pick(30_000, 5_000),
         warm_up_cycles,
+        with_l3: true,
     };
     let colors: Vec<u32> = context.pick_by_length(
         vec![1, 4, COLORS],
@@ -198,13 +186,15 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         .map(|&index| (PROGRAMS[index], 1))
         .collect();
     let seed = context.seeds[0];
-    let solos = measure_solos(context, &programs, true, scale, seed)?;
+    let solos = context.run_all(&programs, |&program| {
+        measure_solo(context, program, scale, seed)
+    })?;
     let solo_inputs: Vec<(ProgramInput, SoloWork)> = programs
         .iter()
         .copied()
         .zip(solos.iter().copied())
         .collect();
-    let curves = measure_color_curves(context, &solo_inputs, &colors, true, scale, seed)?;
+    let curves = measure_color_curves(context, &solo_inputs, &colors, scale, seed)?;
     let solo_by_program: BTreeMap<usize, (SoloWork, ColorCurves)> = needed_programs
         .into_iter()
         .zip(solos.into_iter().zip(curves))
@@ -213,14 +203,16 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         context.report_progress(&format!("{} programs, seed {}", programs.len(), *seed));
         measure_mix(programs, &solo_by_program, scale, *seed)
     })?;
-    Ok(mix_findings(context, &mixes, &sized_mixes, scale))
+    Ok(at_time_scale(
+        scale.scale as f64,
+        mix_findings(context, &mixes, &sized_mixes),
+    ))
 }
 
 fn mix_findings(
     context: &ExperimentContext<'_>,
     mixes: &[(u64, Vec<usize>)],
     sized_mixes: &[SizedMix],
-    scale: RunScale,
 ) -> Vec<Finding> {
     let per_seed = |metric: &dyn Fn(&[&SizedMix]) -> f64| -> Vec<(u64, f64)> {
         let seeds = context.seeds.iter().map(|&seed| {
@@ -247,7 +239,6 @@ fn mix_findings(
         .iter()
         .filter(|mix| mix.gain_percent() < -1.0)
         .map(|mix| format!("{} ({:+.1} %)", mix.name(), mix.gain_percent()));
-    let losing_mix_texts: Vec<String> = losing_mixes.collect();
 
     let points = sized_mixes.iter().flat_map(|mix| {
         let gain_percent = |value: f64| [100.0 * (value / mix.shared - 1.0)];
@@ -267,32 +258,22 @@ fn mix_findings(
          Best = the better of sharing and of the exact solver's sizes from curves of each program alone, as measured. Worst \
          gain {worst_gain:+.1} %, farthest from the best {worst_shortfall:.1} %. Worse than -1 %: {}.",
         sized_mixes.len(),
-        if losing_mix_texts.is_empty() {
-            "none".to_string()
-        } else {
-            losing_mix_texts.join(", ")
-        },
+        list_or_none(losing_mixes),
     );
-    let with_time_scale = |finding: Finding| finding.with_time_scale(scale.scale as f64);
     vec![
-        with_time_scale(
-            Finding::declared(
-                "multi-short-of-best",
-                &per_seed(&|seed_mixes| mean_over(seed_mixes, SizedMix::percent_short_of_best)),
-            )
-            .with_points(points)
-            .with_note(note)
-            .with_figure(draw_mixes_figure(sized_mixes)),
-        ),
-        with_time_scale(Finding::declared(
+        Finding::declared(
+            "multi-short-of-best",
+            &per_seed(&|seed_mixes| mean_over(seed_mixes, SizedMix::percent_short_of_best)),
+        )
+        .with_points(points)
+        .with_note(note)
+        .with_figure(draw_mixes_figure(sized_mixes)),
+        Finding::declared(
             "multi-mean-gain",
             &per_seed(&|seed_mixes| mean_over(seed_mixes, SizedMix::gain_percent)),
-        )),
+        ),
         // The worst of all mixes, instead of the mean of each seed's worst.
-        with_time_scale(Finding::declared(
-            "multi-worst-gain",
-            &[(context.seeds[0], worst_gain)],
-        )),
+        Finding::declared("multi-worst-gain", &[(context.seeds[0], worst_gain)]),
     ]
 }
 

@@ -26,12 +26,12 @@ use cachemate_core::{
     CacheLevel, CacheShare, GroupId, IndexSet, PageMigration, Plan, ProcessId, ShareMember, Units,
     WindowLength,
 };
-use cachemate_sim::machine::SimOptions;
+use cachemate_papers::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use serde::Serialize;
 
 use crate::setup::{Workload, WorkloadJob, failed};
 use crate::work::FixedPlan;
-use crate::{ExperimentRun, Result};
+use crate::{ExperimentContext, ExperimentRun, Result};
 
 /// Number of page colors of the machine.
 pub(crate) const COLORS: u32 = 16;
@@ -46,15 +46,28 @@ const MEASURED_CYCLES: u64 = 60_000_000_000;
 /// Size of a warehouse and its client's buffers (TC 3.5.2 gives 25 MB).
 pub(crate) const WAREHOUSE_BYTES: u64 = 25_300_000;
 
-/// Lengths of runs.
+/// Lengths of runs on the chip, and whether it has its L3.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub(crate) struct RunScale {
     /// Divisor of the measured part.
     pub scale: u64,
     pub warm_up_cycles: u64,
+    pub with_l3: bool,
 }
 
 impl RunScale {
+    /// The runs of pairs. A full run warms up until the L3 is full and every program has passed over
+    /// its data once (ammp's speed changes for the last time after 45 million cycles). It then
+    /// measures for as long as the programs' own phases, which no time scale shortens.
+    pub fn of_pairs(context: &ExperimentContext<'_>) -> Self {
+        let (scale, warm_up_cycles) = context.pick((30_000, 6_000_000), (2_500, 50_000_000));
+        RunScale {
+            scale,
+            warm_up_cycles,
+            with_l3: true,
+        }
+    }
+
     pub fn measured_cycles(self) -> u64 {
         MEASURED_CYCLES / self.scale
     }
@@ -75,23 +88,19 @@ pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
 pub(crate) fn chip_workload(
     jobs: Vec<WorkloadJob>,
     cores: u32,
-    with_l3: bool,
     scale: RunScale,
     seed: u64,
 ) -> Result<Workload> {
     let mut workload = Workload::from_machine_name(CHIP_MACHINE, jobs, seed)?
         .with_length(scale.warm_up_cycles, scale.measured_cycles());
-    workload.options = SimOptions {
-        scale: scale.scale,
-        ..workload.options
-    };
+    workload.options.scale = scale.scale;
     let spec = &mut workload.machine;
     spec.cores_per_package = cores;
     spec.caches
         .iter_mut()
         .filter(|cache| cache.level >= CacheLevel::L2)
         .for_each(|cache| cache.shared_by_cores = cores);
-    if !with_l3 {
+    if !scale.with_l3 {
         spec.caches.retain(|cache| cache.level != CacheLevel::L3);
     }
 
@@ -146,6 +155,19 @@ pub(crate) fn nominal_ns(workload: &Workload, cycles: u64) -> u64 {
     cycles * workload.options.scale * 1_000 / (workload.machine.hertz / 1_000_000)
 }
 
+/// The numbers of colors that minimize the sum of the programs' costs with 1, 2, ... colors.
+pub(crate) fn colors_of_least_cost(costs: impl IntoIterator<Item = Vec<f64>>) -> Vec<u32> {
+    let claims: Vec<UnitClaim> = costs
+        .into_iter()
+        .map(|costs| UnitClaim {
+            costs,
+            min_units: 1,
+        })
+        .collect();
+    allocate_exactly(&claims, COLORS, CostAggregate::Sum)
+        .expect("sixteen colors for at most eight programs, and measured costs")
+}
+
 /// Gives the first program `first_colors` colors, and the second program all others.
 pub(crate) fn split_shares(first_colors: u32) -> Vec<String> {
     vec![
@@ -168,11 +190,11 @@ mod tests {
         let scale = RunScale {
             scale: 60_000,
             warm_up_cycles: 300_000,
+            with_l3: true,
         };
         let workload = chip_workload(
             vec![thesis_job("mcf", 1), thesis_job("art", 2)],
             2,
-            true,
             scale,
             1,
         )

@@ -13,12 +13,14 @@ use std::collections::BTreeSet;
 
 use cachemate_core::{Plan, Profiles, TaskId, WindowLength};
 use cachemate_papers::partition::demand_curve::DemandCurve;
-use cachemate_papers::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use cachemate_pipeline::{forecast_plan, miss_penalty_of_machine};
-use serde::{Deserialize, Serialize};
 
-use super::{COLORS, RunScale, chip_workload, fixed_plan_policy, split_shares, thesis_job};
+use super::{
+    COLORS, RunScale, chip_workload, colors_of_least_cost, fixed_plan_policy, split_shares,
+    thesis_job,
+};
 use crate::run_request;
+use crate::seeded_runs::SeededRuns;
 use crate::setup::Workload;
 use crate::work::InstructionRange;
 use crate::{ExperimentContext, Result};
@@ -109,7 +111,7 @@ impl MeasuredPair {
 }
 
 /// A program with its work, alone on the whole cache.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct SoloWork {
     pub rate: f64,
     pub work: InstructionRange,
@@ -123,143 +125,91 @@ pub(crate) fn pair_inputs(pair: ProgramPair, seed: u64) -> [ProgramInput; 2] {
     [(pair.0, seed), (pair.1, seed + 1_000)]
 }
 
-/// The solo runs of the programs, and the work over which all runs time them.
-pub(crate) fn measure_solos(
+/// A program alone on the chip, and the work over which all runs time it.
+pub(crate) fn measure_solo(
     context: &ExperimentContext<'_>,
-    programs: &[ProgramInput],
-    with_l3: bool,
+    (program, input): ProgramInput,
     scale: RunScale,
     seed: u64,
-) -> Result<Vec<SoloWork>> {
-    context.run_all(programs, |&(program, input)| {
-        context.report_progress(&format!("{program} alone, seed {seed}"));
-        let (work, rates) = run_request::solo_run(&chip_workload(
-            vec![thesis_job(program, input)],
-            2,
-            with_l3,
-            scale,
-            seed,
-        )?)?;
+) -> Result<SoloWork> {
+    context.report_progress(&format!("{program} alone, seed {seed}"));
+    let workload = chip_workload(vec![thesis_job(program, input)], 2, scale, seed)?;
+    let (work, rates) = run_request::solo_run(&workload)?;
+    Ok(SoloWork {
+        rate: rates.instr_per_cycle,
+        work,
+    })
+}
 
-        Ok(SoloWork {
-            rate: rates.instr_per_cycle,
-            work,
+/// Solo runs of both programs of pairs, by the pair's position and seed.
+pub(crate) type PairSolos = SeededRuns<usize, [SoloWork; 2]>;
+
+pub(crate) fn measure_pair_solos(
+    context: &ExperimentContext<'_>,
+    pairs: &[ProgramPair],
+    scale: RunScale,
+) -> Result<PairSolos> {
+    let indices: Vec<usize> = (0..pairs.len()).collect();
+    context.run_unstored_cases(&indices, |pair, seed| {
+        let [first, second] = pair_inputs(pairs[pair], seed);
+        Ok([
+            measure_solo(context, first, scale, seed)?,
+            measure_solo(context, second, scale, seed)?,
+        ])
+    })
+}
+
+/// Measured pairs, by the pair's position and seed.
+pub(crate) type PairRuns = SeededRuns<usize, MeasuredPair>;
+
+/// Measures pairs under sharing, and at the splits that are requested for the pair at a position.
+/// The offset is added to the machine's seed, which determines the frames.
+pub(crate) fn measure_pairs(
+    context: &ExperimentContext<'_>,
+    pairs: &[ProgramPair],
+    solos: &PairSolos,
+    scale: RunScale,
+    frame_seed_offset: u64,
+    requested_splits: impl Fn(usize) -> BTreeSet<u32>,
+) -> Result<PairRuns> {
+    let mut runs: Vec<(usize, Option<u32>)> = Vec::new();
+    for pair in 0..pairs.len() {
+        let splits = requested_splits(pair).into_iter().map(Some);
+        runs.extend(
+            std::iter::once(None)
+                .chain(splits)
+                .map(|split| (pair, split)),
+        );
+    }
+    let rates = context.run_unstored_cases(&runs, |(pair, split), seed| {
+        let (first, second) = pairs[pair];
+        context.report_progress(&format!("{first}+{second} at {split:?}, seed {seed}"));
+
+        let workload = pair_on_chip(pairs[pair], scale, seed, frame_seed_offset)?;
+        let plan = split
+            .map(|first_colors| fixed_plan_policy(&workload, &split_shares(first_colors)))
+            .transpose()?;
+        let work = solos.result(pair, seed).map(|solo| solo.work);
+        let rates = run_request::joint_run(&workload, &work, plan.as_ref())?.rates;
+        Ok([rates[0].instr_per_cycle, rates[1].instr_per_cycle])
+    })?;
+
+    let indices: Vec<usize> = (0..pairs.len()).collect();
+    context.run_unstored_cases(&indices, |pair, seed| {
+        let own_splits = runs.iter().filter(|(run_pair, _)| *run_pair == pair);
+        let rates_by_split =
+            own_splits.filter_map(|&(_, split)| Some((split?, *rates.get((pair, split), seed)?)));
+        Ok(MeasuredPair {
+            pair: pairs[pair],
+            solo_rates: solos.result(pair, seed).map(|solo| solo.rate),
+            shared_rates: *rates.result((pair, None), seed),
+            rates_by_split: rates_by_split.collect(),
         })
     })
 }
 
-/// Ways of running a pair.
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum PairMode {
-    Shared,
-    Split(u32),
-}
-
-fn measure_pair_rates(
-    workload: &Workload,
-    pair_mode: PairMode,
-    solos: [SoloWork; 2],
-) -> Result<[f64; 2]> {
-    let plan = match pair_mode {
-        PairMode::Shared => None,
-        PairMode::Split(first) => Some(fixed_plan_policy(workload, &split_shares(first))?),
-    };
-    let rates =
-        run_request::joint_run(workload, &solos.map(|solo| solo.work), plan.as_ref())?.rates;
-    Ok([rates[0].instr_per_cycle, rates[1].instr_per_cycle])
-}
-
-/// A pair with the seed of its inputs, and the machine on which it is measured.
-#[derive(Clone, Debug)]
-pub(crate) struct PairRequest {
-    pub pair: ProgramPair,
-    pub seed: u64,
-    /// Offset added to the machine's seed, which determines the frames.
-    pub frame_seed_offset: u64,
-    pub solo_work: [SoloWork; 2],
-    pub requested_splits: BTreeSet<u32>,
-}
-
-impl PairRequest {
-    /// Neither program is confined to colors.
-    pub fn sharing(pair: ProgramPair, seed: u64, solo_work: [SoloWork; 2]) -> Self {
-        PairRequest {
-            pair,
-            seed,
-            frame_seed_offset: 0,
-            solo_work,
-            requested_splits: BTreeSet::new(),
-        }
-    }
-}
-
-/// Measures pairs under sharing and at their splits, in the given order.
-pub(crate) fn measure_pairs(
-    context: &ExperimentContext<'_>,
-    requests: &[PairRequest],
-    with_l3: bool,
-    scale: RunScale,
-) -> Result<Vec<MeasuredPair>> {
-    let requested_modes = |request: &PairRequest| -> Vec<PairMode> {
-        std::iter::once(PairMode::Shared)
-            .chain(
-                request
-                    .requested_splits
-                    .iter()
-                    .map(|&first| PairMode::Split(first)),
-            )
-            .collect()
-    };
-    let requested_runs: Vec<(&PairRequest, PairMode)> = requests
-        .iter()
-        .flat_map(|request| {
-            requested_modes(request)
-                .into_iter()
-                .map(move |run| (request, run))
-        })
-        .collect();
-
-    let rates_by_run = context.run_all(&requested_runs, |&(request, pair_mode)| {
-        context.report_progress(&format!(
-            "{}+{} {pair_mode:?}, seed {}",
-            request.pair.0, request.pair.1, request.seed
-        ));
-
-        measure_pair_rates(
-            &pair_on_chip(
-                request.pair,
-                with_l3,
-                scale,
-                request.seed,
-                request.frame_seed_offset,
-            )?,
-            pair_mode,
-            request.solo_work,
-        )
-    })?;
-
-    let mut remaining_rates = rates_by_run.into_iter();
-    let mut next_rates = || {
-        remaining_rates
-            .next()
-            .expect("one result for each run, in their order")
-    };
-    let measured_pairs = requests.iter().map(|request| MeasuredPair {
-        pair: request.pair,
-        solo_rates: request.solo_work.map(|solo| solo.rate),
-        shared_rates: next_rates(),
-        rates_by_split: request
-            .requested_splits
-            .iter()
-            .map(|&first| (first, next_rates()))
-            .collect(),
-    });
-    Ok(measured_pairs.collect())
-}
-
 pub(crate) fn pair_on_chip(
     pair: ProgramPair,
-    with_l3: bool,
     scale: RunScale,
     seed: u64,
     frame_seed_offset: u64,
@@ -267,7 +217,7 @@ pub(crate) fn pair_on_chip(
     let jobs = pair_inputs(pair, seed)
         .map(|(program, input)| thesis_job(program, input))
         .to_vec();
-    chip_workload(jobs, 2, with_l3, scale, seed + frame_seed_offset)
+    chip_workload(jobs, 2, scale, seed + frame_seed_offset)
 }
 
 /// Rates of a program alone, with each number of colors.
@@ -277,12 +227,19 @@ pub(crate) struct ColorCurves {
     pub stalls_per_kilo_instr: Vec<f64>,
 }
 
+/// The speeds relative to the whole cache as costs, with 1, 2, ... colors.
+pub(super) fn speed_costs(curve: &DemandCurve) -> Vec<f64> {
+    let cycles = curve.cycles_per_instr.iter();
+    cycles
+        .map(|cycles| -curve.whole_cache_cycles() / cycles)
+        .collect()
+}
+
 /// The rates of each program alone, measured with each number of colors.
 pub(crate) fn measure_color_curves(
     context: &ExperimentContext<'_>,
     programs: &[(ProgramInput, SoloWork)],
     colors: &[u32],
-    with_l3: bool,
     scale: RunScale,
     seed: u64,
 ) -> Result<Vec<ColorCurves>> {
@@ -294,7 +251,7 @@ pub(crate) fn measure_color_curves(
         context.report_progress(&format!(
             "{program} alone with {colors} colors, seed {seed}"
         ));
-        let workload = chip_workload(vec![thesis_job(program, input)], 2, with_l3, scale, seed)?;
+        let workload = chip_workload(vec![thesis_job(program, input)], 2, scale, seed)?;
         let plan = fixed_plan_policy(&workload, &[format!("0-{}", colors - 1)])?;
         let rates = run_request::joint_run(&workload, &[solo.work], Some(&plan))?.rates[0];
         Ok([
@@ -366,17 +323,8 @@ pub(super) fn forecast_split(
     workload: &Workload,
     demand_curves: [&DemandCurve; 2],
 ) -> Option<PairForecast> {
-    let claims = demand_curves.map(|space| UnitClaim {
-        costs: space
-            .cycles_per_instr
-            .iter()
-            .map(|cycles| -space.whole_cache_cycles() / cycles)
-            .collect(),
-        min_units: 1,
-    });
-    let units_by_program = allocate_exactly(&claims, COLORS, CostAggregate::Sum)
-        .expect("sixteen colors for two, and measured costs");
-
+    let costs = demand_curves.map(speed_costs);
+    let colors = colors_of_least_cost(costs.clone());
     let topology = workload.machine.topology();
     let cache = topology.last_level_caches().next()?;
     let (level, size_bytes) = (cache.level, cache.size_bytes?);
@@ -404,10 +352,10 @@ pub(super) fn forecast_split(
                     .value),
         )
     };
-    let split_speed = |side: usize| -claims[side].costs[units_by_program[side] as usize - 1];
+    let split_speed = |side: usize| -costs[side][colors[side] as usize - 1];
     Some(PairForecast {
         shared_speeds: [shared_speed(0)?, shared_speed(1)?],
-        best_first_colors: units_by_program[0],
+        best_first_colors: colors[0],
         best_split_speeds: [split_speed(0), split_speed(1)],
     })
 }
@@ -443,10 +391,10 @@ mod tests {
         let workload = chip_workload(
             Vec::new(),
             2,
-            true,
             RunScale {
                 scale: 1_000,
                 warm_up_cycles: 0,
+                with_l3: true,
             },
             1,
         )

@@ -7,14 +7,14 @@
 //! the program is smaller than the thesis's (117 MB), and the interval is shorter in proportion.
 
 use cachemate_core::{ShareMember, Units, WindowLength, WindowRecord};
-use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
+use cachemate_report::figure::{Axis, Chart, Series};
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
 use super::{RunScale, chip_workload, nominal_ns, thesis_job};
 use crate::seeded_runs::SeededRuns;
 use crate::setup::{Workload, build_pipeline};
-use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, line_through, mean};
 
 /// Swaps in the measured part.
 const SWAP_COUNT: u64 = 4;
@@ -51,10 +51,10 @@ fn warehouse_workload(inputs: &SwapInputs) -> Result<Workload> {
     Ok(chip_workload(
         vec![program],
         2,
-        true,
         RunScale {
             scale: 1,
             warm_up_cycles: 0,
+            with_l3: true,
         },
         seed,
     )?
@@ -187,32 +187,13 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
 fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> Finding {
     let per_seed = costs.mean_per_seed(|lost| 100.0 * (lost.measured / lost.computed - 1.0).abs());
     let mut points = Vec::new();
-    let mut series = vec![
-        Series {
-            name: "measured".to_string(),
-            ..Series::default()
-        },
-        Series {
-            name: "computed from the cost a page".to_string(),
-            is_dashed: true,
-            ..Series::default()
-        },
-    ];
-
+    let (measured, computed) = ("measured", "computed from the cost a page");
     for &interval in intervals {
-        let ms = interval as f64 / 1.5e6;
-        let value_rows = [
-            costs.values(interval, |lost| 100.0 * lost.measured),
-            costs.values(interval, |lost| 100.0 * lost.computed),
-        ];
-        for (series, values) in series.iter_mut().zip(&value_rows) {
-            points.push(DataPoint::from_values(
-                series.name.clone(),
-                format!("{ms:.0} ms"),
-                values,
-            ));
-            series.points.push(ChartPoint::new(ms, mean(values)));
-        }
+        let at = format!("{:.0} ms", interval as f64 / 1.5e6);
+        points.extend([
+            costs.point(interval, measured, &at, |lost| 100.0 * lost.measured),
+            costs.point(interval, computed, &at, |lost| 100.0 * lost.computed),
+        ]);
     }
 
     // Loss is inversely proportional to the interval: it is scaled from the longest measured interval to the thesis's
@@ -229,7 +210,13 @@ fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> F
         title: "Throughput lost by swapping halves of the cache".to_string(),
         x: Axis::log("interval, ms"),
         y: Axis::linear("throughput lost, %"),
-        series,
+        series: vec![
+            line_through(&points, measured),
+            Series {
+                is_dashed: true,
+                ..line_through(&points, computed)
+            },
+        ],
         ..Chart::default()
     };
 

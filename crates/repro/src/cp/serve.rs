@@ -13,8 +13,8 @@ use cachemate_sim::kernels;
 use cachemate_sim::machine::{SimMachine, SimOptions, SimProgram};
 use serde::{Deserialize, Serialize};
 
-use super::{COLORS, RunScale, WAREHOUSE_BYTES, chip_workload, thesis_job};
-use crate::setup::{Workload, build_pipeline, failed, run_under};
+use super::{COLORS, RunScale, WAREHOUSE_BYTES, chip_workload, nominal_ns, thesis_job};
+use crate::setup::{Workload, build_pipeline, failed, run_to_end};
 use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, mean};
 
 /// Time scale relative to the thesis's four minutes.
@@ -57,10 +57,10 @@ fn server_workload(seed: u64, lengths: ServiceLengths) -> Result<Workload> {
     let mut workload = chip_workload(
         vec![server_job],
         CLIENT_COUNT as u32,
-        true,
         RunScale {
             scale: SCALE,
             warm_up_cycles: 0,
+            with_l3: true,
         },
         seed,
     )?;
@@ -138,22 +138,13 @@ fn collect_windows(
     config: PipelineConfig,
     from_window: u64,
 ) -> Result<Vec<ServiceWindow>> {
-    let mut records = Vec::new();
-    run_under(machine, build_pipeline(config)?, |_, record| {
-        records.push(record);
-        true
-    })
-    .map_err(failed("windows"))?;
+    let records = run_to_end(machine, build_pipeline(config)?)?.records;
     // The first record belongs to the short window before the first plan.
     Ok(records
         .iter()
         .skip(1 + from_window as usize)
         .filter_map(service_window)
         .collect())
-}
-
-fn window_ns(workload: &Workload, lengths: ServiceLengths) -> u64 {
-    lengths.window_cycles * workload.options.scale * 1_000 / (workload.machine.hertz / 1_000_000)
 }
 
 fn first_window() -> WindowLength {
@@ -177,7 +168,7 @@ fn measure_static_rate(
     };
     let parameters = format!(
         "window_ns = {}\nsteps = [{{ shares = ['0-{}'] }}]",
-        window_ns(&workload, lengths),
+        nominal_ns(&workload, lengths.window_cycles),
         colors - 1
     );
     let config = workload.pipeline("static-partition", &parameters, Vec::new(), first_window());
@@ -224,7 +215,7 @@ fn measure_service(
     let workload = server_workload(seed, lengths)?;
     let late_arrival_cycle =
         workload.warm_up_cycles + lengths.windows_per_phase * lengths.window_cycles;
-    let window_ns = window_ns(&workload, lengths);
+    let window_ns = nominal_ns(&workload, lengths.window_cycles);
     let run_policy = |name: &str, parameters: &str| {
         let config = workload.pipeline(name, parameters, Vec::new(), first_window());
         collect_windows(
@@ -469,7 +460,7 @@ mod tests {
             "static-partition",
             &format!(
                 "window_ns = {}\nsteps = [{{ shares = ['0-7'] }}]",
-                window_ns(&workload, lengths)
+                nominal_ns(&workload, lengths.window_cycles)
             ),
             Vec::new(),
             first_window(),

@@ -7,17 +7,15 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{
-    MachineSpec, Observation, Plan, PolicyConfig, ProcessId, ShareMember, SplitMix64, TaskId,
-};
-use cachemate_interval::{IntervalJob, IntervalMachine, Options};
+use cachemate_core::{MachineSpec, Observation, Plan, ProcessId, ShareMember, SplitMix64, TaskId};
+use cachemate_interval::{IntervalJob, Options};
 
 use super::conformance::resident_bytes;
 use super::speed::cpu_seconds;
-use super::whatif::build_interval_pipeline;
+use super::whatif::start_interval_machine;
 use crate::auto::MACHINES;
 use crate::auto::draw::{MixFamily, draw_mix_jobs};
-use crate::setup::failed;
+use crate::setup::{failed, load_machine};
 use crate::{DataPoint, ExperimentContext, Finding, Result};
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -141,14 +139,7 @@ fn run_day(
         length_ns: Some(length_ns),
         ..Options::default()
     };
-    let mut machine = IntervalMachine::new(spec, options, jobs).map_err(failed("machine"))?;
-    let config = PolicyConfig {
-        name: "auto".to_string(),
-        parameters: String::new(),
-        seed,
-    };
-    let pipeline = build_interval_pipeline(&machine, spec, config, true)?;
-    machine.set_first_window(pipeline.config().first_window);
+    let (machine, pipeline) = start_interval_machine(spec, options, jobs, "auto", true)?;
     let mut day = DayRun::default();
     let mut cpu_at_last_window = cpu_seconds();
 
@@ -205,7 +196,7 @@ fn draw_arrivals(spec: &MachineSpec, seed: u64, length_ns: u64) -> Vec<IntervalJ
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let (seed, hours) = (context.seeds[0], context.pick(2, 24));
     let length_ns = hours * HOUR_NS;
-    let spec = cachemate_spec::load_machine(MACHINES[0]).map_err(failed(MACHINES[0]))?;
+    let spec = load_machine(MACHINES[0])?;
     let should_continue = || context.check_not_stopped().is_ok();
     let (mut worst_minute, mut steady_points) = (0, Vec::new());
     for family in STEADY_FAMILIES {

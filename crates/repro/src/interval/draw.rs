@@ -17,12 +17,11 @@ use cachemate_core::{
 use cachemate_interval::PhasedProgram;
 use cachemate_sim::machine::SimOptions;
 use cachemate_sim::results::TaskResults;
-use serde::{Deserialize, Serialize};
 
 use crate::phased_profile::{self, ProfilingLengths};
 use crate::rates::ProgramRates;
 use crate::run_request;
-use crate::setup::{Workload, WorkloadJob, failed};
+use crate::setup::{Workload, WorkloadJob, load_machine};
 use crate::work::{FixedPlan, InstructionRange};
 use crate::{ExperimentContext, Result};
 
@@ -122,7 +121,7 @@ pub(super) fn setups(context: &ExperimentContext<'_>) -> Vec<MachineSetup> {
 }
 
 /// One program that was drawn for a machine.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct ProfiledProgram {
     /// Name of the program's kernel.
     pub name: String,
@@ -137,7 +136,7 @@ pub struct ProfiledProgram {
 }
 
 /// Measured rates of a program on the cycle-level machine.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct ProgramRate {
     /// Instructions per cycle over its work.
     pub instr_per_cycle: f64,
@@ -148,8 +147,7 @@ pub struct ProgramRate {
 }
 
 /// The kind of a co-run.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CoRunKind {
     /// Two programs in one cache.
     Pair,
@@ -160,7 +158,7 @@ pub enum CoRunKind {
 }
 
 /// One co-run on the cycle-level machine.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct CoRun {
     /// Kind of the co-run, by which it is scored.
     pub kind: CoRunKind,
@@ -177,7 +175,7 @@ pub struct CoRun {
 }
 
 /// All measurements on one machine.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct MachineTruth {
     /// Name as in [`MachineSetup::machine`].
     pub machine: String,
@@ -196,7 +194,7 @@ pub fn measure(
     setup: &MachineSetup,
     seed: u64,
 ) -> Result<MachineTruth> {
-    let machine = cachemate_spec::load_machine(setup.machine).map_err(failed(setup.machine))?;
+    let machine = load_machine(setup.machine)?;
     let mut generator = SplitMix64::new(seed ^ u64::from(machine.cores()) << 32 ^ machine.hertz);
     let mut names = POOL.to_vec();
     generator.shuffle(&mut names);
@@ -322,7 +320,12 @@ fn program_rate(work_rates: &ProgramRates, results: &TaskResults) -> ProgramRate
     }
 }
 
-fn build_co_run(kind: CoRunKind, jobs: Vec<(usize, u32)>, ways_by_job: Vec<u32>) -> CoRun {
+/// A co-run that has not been measured.
+pub(super) fn build_co_run(
+    kind: CoRunKind,
+    jobs: Vec<(usize, u32)>,
+    ways_by_job: Vec<u32>,
+) -> CoRun {
     CoRun {
         kind,
         jobs,

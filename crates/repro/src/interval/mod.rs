@@ -17,7 +17,7 @@ mod predict;
 mod score;
 mod speed;
 mod validation;
-pub mod whatif;
+pub(crate) mod whatif;
 
 use crate::ExperimentRun;
 

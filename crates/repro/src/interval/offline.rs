@@ -98,7 +98,7 @@ pub(super) fn compare_forecasts(
         let recorded_job = |index: usize| {
             WorkloadJob::from_recording(&recordings[index].0, recordings[index].1.clone(), seed)
         };
-        let timed_programs = context.run_all_in_process(&used_recordings, |&index| {
+        let timed_programs = context.run_all(&used_recordings, |&index| {
             context.report_progress(&format!("{name}: {} alone", recordings[index].0));
             let (program, path) = &recordings[index];
             Ok(TimedProgram::from_recording(program, path, &bench.machine)?)

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use cachemate_core::{MachineSpec, nearest_rank};
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, Series};
 
-use super::draw::{CoRun, CoRunKind, MachineTruth, ProfiledProgram, ProgramRate};
+use super::draw::{CoRun, CoRunKind, MachineTruth, ProfiledProgram, ProgramRate, build_co_run};
 use super::predict;
-use crate::setup::failed;
+use crate::setup::load_machine;
 use crate::{DataPoint, ReproError, mean};
 
 /// Minimum share of the bandwidth in use for a run to count as bandwidth-bound.
@@ -156,8 +156,7 @@ pub(super) fn score(truths: &[MachineTruth]) -> Result<ValidationScore, ReproErr
     let mut sets: BTreeMap<&'static str, Vec<Vec<TaskComparison>>> = BTreeMap::new();
     let mut mix_slowdowns: Vec<Vec<(f64, f64)>> = Vec::new();
     for truth in truths {
-        let machine =
-            cachemate_spec::load_machine(&truth.machine).map_err(failed(&truth.machine))?;
+        let machine = load_machine(&truth.machine)?;
         let predicted_solo_rates = measure_solo_rates(&machine, truth)?;
         let mut slowdowns_by_mix: BTreeMap<u32, Vec<(f64, f64)>> = BTreeMap::new();
         for run in truth.runs.iter().filter(|run| run.finished) {
@@ -185,14 +184,7 @@ fn measure_solo_rates(
     machine: &MachineSpec,
     truth: &MachineTruth,
 ) -> Result<Vec<ProgramRate>, ReproError> {
-    let run_alone = |program: usize| CoRun {
-        kind: CoRunKind::Pair,
-        jobs: vec![(program, 0)],
-        ways: Vec::new(),
-        busy_share: 0.0,
-        rates: Vec::new(),
-        finished: true,
-    };
+    let run_alone = |program: usize| build_co_run(CoRunKind::Pair, vec![(program, 0)], Vec::new());
     let solo_rate = |program: usize| {
         Ok(predict::predict_rates(machine, &truth.programs, &run_alone(program))?[0])
     };

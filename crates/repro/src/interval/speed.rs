@@ -7,7 +7,7 @@ use cachemate_interval::engine::IntervalEngine;
 use cachemate_interval::{Demand, PhasedProgram, ProgramPhase, SizePoint};
 
 use crate::Result;
-use crate::setup::failed;
+use crate::setup::{failed, load_machine};
 
 /// Number of tasks.
 pub const TASK_COUNT: u32 = 200;
@@ -42,7 +42,7 @@ pub fn cpu_seconds() -> Option<f64> {
 
 /// One package of `epyc-7763` with all tasks placed; time slices are explicit, or averaged over a rotation.
 pub fn start_host(is_explicit: bool, phase_seconds: f64) -> Result<IntervalEngine> {
-    let mut machine = cachemate_spec::load_machine("epyc-7763").map_err(failed("epyc-7763"))?;
+    let mut machine = load_machine("epyc-7763")?;
     machine.contexts_per_core = 1;
     machine.packages = 1;
     let mut engine = IntervalEngine::new(&machine, is_explicit)

@@ -5,7 +5,8 @@ use cachemate_report::figure::{Axis, Chart, Series};
 use super::{NiagaraPolicy, NiagaraResult, NiagaraSetting, TIME_SCALE, ThreadMix, measure};
 use crate::seeded_runs::SeededRuns;
 use crate::{
-    DataPoint, ExperimentContext, Finding, Result, ResultFigure, ResultTarget, ResultVerdict, mean,
+    DataPoint, ExperimentContext, Finding, Result, ResultFigure, ResultTarget, ResultVerdict,
+    line_through, mean,
 };
 
 /// Comparisons by case and seed; most often, a case is an L2 size in KB.
@@ -128,8 +129,10 @@ pub fn measure_bandwidth_sweep(
 
     let name = format!("{policy_name} over bandwidth");
     let points = metric_points(&name, &results, &BANDWIDTHS, |bytes| bytes.to_string());
-    let series_line =
-        |metric: &str| series_of_points(metric, &points, &format!("{name}: {metric}"));
+    let series_line = |metric: &str| Series {
+        name: metric.to_string(),
+        ..line_through(&points, &format!("{name}: {metric}"))
+    };
     let chart = Chart {
         title: format!("{policy_name} at 192 KB over the bandwidth of memory"),
         x: Axis::log("bytes a cycle"),
@@ -146,18 +149,6 @@ pub fn measure_bandwidth_sweep(
     Ok((points, ResultFigure::chart(figure, &chart)))
 }
 
-/// A line through the points of one series, whose positions begin with a number.
-fn series_of_points(name: &str, points: &[DataPoint], series: &str) -> Series {
-    let chart_point =
-        |point: &DataPoint| point.chart_point(point.at.trim_end_matches(" KB").parse().ok()?);
-    let own_points = points.iter().filter(|point| point.series == series);
-    Series {
-        name: name.to_string(),
-        points: own_points.filter_map(chart_point).collect(),
-        ..Series::default()
-    }
-}
-
 /// One form of a policy at every size, with the points of all forms.
 #[derive(Clone, Copy)]
 pub struct SizeSweep<'a> {
@@ -167,16 +158,10 @@ pub struct SizeSweep<'a> {
 }
 
 impl SizeSweep<'_> {
-    /// The finding of a metric at the size where it is worst, which every seed must meet. The note
-    /// names the sizes that miss the target.
-    pub fn worst_size_finding(
-        &self,
-        id: &str,
-        title: &str,
-        paper: &str,
-        metric: ResultMetric,
-        target: ResultTarget,
-    ) -> Finding {
+    /// The finding of a metric at the size where it is worst, which every seed must meet, declared
+    /// under a name for some labels. The note names the sizes that miss the target.
+    pub fn worst_size_finding(&self, name: &str, labels: &[&str], metric: ResultMetric) -> Finding {
+        let target = Finding::declared(name, &[]).target;
         let is_met = |value: f64| target.judge_value(Some(value)) != Some(ResultVerdict::Missed);
         let combine_worst = if matches!(target, ResultTarget::AtMost { .. }) {
             f64::max
@@ -194,21 +179,14 @@ impl SizeSweep<'_> {
                 .unwrap_or(f64::NAN)
         };
 
-        Finding::new(
-            id,
-            title,
-            paper,
-            "%",
-            target,
-            &self.cells.per_seed(worst_of_seed),
-        )
-        .require_every_seed()
-        .with_note(describe_shortfall(
-            self.sizes.iter().map(|&kb| (kb, self.mean_at(kb, metric))),
-            is_met,
-        ))
-        .with_points(self.points.to_vec())
-        .with_time_scale(TIME_SCALE as f64)
+        Finding::declared_for(name, labels, &self.cells.per_seed(worst_of_seed))
+            .require_every_seed()
+            .with_note(describe_shortfall(
+                self.sizes.iter().map(|&kb| (kb, self.mean_at(kb, metric))),
+                is_met,
+            ))
+            .with_points(self.points.to_vec())
+            .with_time_scale(TIME_SCALE as f64)
     }
 
     /// Adds the parts of the throughput gain to the note of its finding.
@@ -257,7 +235,7 @@ pub fn size_chart(
         y: Axis::linear(y),
         series: series
             .iter()
-            .map(|series| series_of_points(series, points, series))
+            .map(|series| line_through(points, series))
             .collect(),
         ..Chart::default()
     };

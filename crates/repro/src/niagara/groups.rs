@@ -48,11 +48,7 @@ pub fn measure_groups(mut workload: Workload, request: GroupRequest) -> Result<V
     let pipeline = Pipeline::with_policy(config, Box::new(policy));
     let mut records = Vec::new();
     let on_window = |_: &mut _, record: WindowRecord| {
-        let is_complete = record
-            .observation
-            .probe_results
-            .iter()
-            .any(|probe_result| probe_result.probe == GROUPS_PROBE_ID && probe_result.complete);
+        let is_complete = record.observation.has_completed(GROUPS_PROBE_ID);
         records.push(record);
         !is_complete
     };
@@ -83,13 +79,8 @@ impl Policy for GroupProbePolicy {
             self.request_first_probes(&tasks);
         }
 
-        let is_answered = |id: &ProbeId| {
-            view.observation
-                .probe_results
-                .iter()
-                .any(|probe_result| probe_result.probe == *id && probe_result.complete)
-        };
-        self.unanswered_probes.retain(|id| !is_answered(id));
+        self.unanswered_probes
+            .retain(|id| !view.observation.has_completed(*id));
         if self.unanswered_probes.is_empty() && self.group_probe.is_none() {
             self.group_probe = Some(self.request_groups(&tasks));
         }

@@ -25,7 +25,7 @@ use cachemate_pipeline::Pipeline;
 use cachemate_sim::metrics;
 use cachemate_sim::os::schedulers::SchedulerKind;
 use cachemate_sim::results::RunResults;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use self::stalls::{ContentionBreakdown, break_down_contention};
 use crate::run_request::workload_label;
@@ -364,7 +364,6 @@ pub fn measure_solo_speeds(setting: &NiagaraSetting) -> Result<Vec<f64>> {
 }
 
 /// Comparison of one policy with the default scheduler.
-#[derive(Serialize, Deserialize)]
 pub struct NiagaraResult {
     pub gain: Comparison,
     pub scores: SpeedupScores,
@@ -414,14 +413,6 @@ pub fn measure_against(
     idle_threads.dedup();
     // A thread that never ran has no speed, so the mix is reported as not measured.
     let missing_value = f64::NAN;
-    let missing_gain = Comparison {
-        throughput_gain: new_results.instructions_per_cycle()
-            / old_results.instructions_per_cycle()
-            - 1.0,
-        mix_gain: missing_value,
-        contention_gain: missing_value,
-        busy_gain: new_results.busy_share / old_results.busy_share - 1.0,
-    };
     let missing_scores = SpeedupScores {
         weighted_speedup: missing_value,
         harmonic_mean: missing_value,
@@ -453,7 +444,7 @@ pub fn measure_against(
         l2_miss_ratio(old_results).ok_or_else(no_references_error)?,
     );
     Ok(NiagaraResult {
-        gain: Comparison::compare(new_results, old_results).unwrap_or(missing_gain),
+        gain: Comparison::compare(new_results, old_results),
         scores: score_results(new_results, &solo_speeds).unwrap_or(missing_scores),
         default_scores: score_results(old_results, &solo_speeds).unwrap_or(missing_scores),
         never_ran: idle_threads,

@@ -9,16 +9,18 @@
 
 use cachemate_core::{ProcessId, ShareMember};
 use cachemate_locality::curve::MissRateCurve;
-use cachemate_papers::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use serde::{Deserialize, Serialize};
 
 use super::accuracy::{
     MAX_LOG_ENTRIES, build_workload, capture_log, curve_from_capture, measure_real_curve,
     size_bytes,
 };
-use crate::cp::{COLORS, RunScale, chip_workload, fixed_plan_policy, split_shares};
+use crate::cp::{
+    COLORS, RunScale, chip_workload, colors_of_least_cost, fixed_plan_policy, split_shares,
+};
 use crate::run_request;
 use crate::setup::{Workload, WorkloadJob, failed};
+use crate::statistics::percent_of_gain;
 use crate::work::FixedPlan;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
@@ -46,28 +48,14 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     } else {
         MAX_LOG_ENTRIES as u32
     };
-    let scale = context.pick(
-        RunScale {
-            scale: 30_000,
-            warm_up_cycles: 6_000_000,
-        },
-        RunScale {
-            scale: 2_500,
-            warm_up_cycles: 50_000_000,
-        },
-    );
+    let scale = RunScale::of_pairs(context);
     let rows = context.pick_by_length(&PUBLISHED_ROWS[..1], &PUBLISHED_ROWS[..2], &PUBLISHED_ROWS);
     let inputs = |row, seed| (row, seed, log_entries, scale);
     let row_gains = context.run_cases(rows, inputs, measure_row)?;
     let per_seed = row_gains.per_seed(|rows| {
         let [online, offline] =
             [0, 1].map(|kind| rows.iter().map(|row| row.gains_percent[kind]).sum::<f64>());
-        // If the real curves lose, a share of their gain is meaningless; a choice that loses no more counts as 100 %.
-        if offline > 0.0 {
-            100.0 * online / offline
-        } else {
-            100.0 * f64::from(u8::from(online >= offline))
-        }
+        percent_of_gain(online, offline)
     });
     let published_gain_sums = [|row: &PublishedRow| row.4, |row: &PublishedRow| row.5]
         .map(|column| rows.iter().map(column).sum::<f64>());
@@ -142,7 +130,8 @@ fn measure_row(
         .chain(copies)
         .collect();
     let cores = jobs.len() as u32;
-    let chip_workload = |jobs: Vec<WorkloadJob>| chip_workload(jobs, cores, with_l3, scale, seed);
+    let scale = RunScale { with_l3, ..scale };
+    let chip_workload = |jobs: Vec<WorkloadJob>| chip_workload(jobs, cores, scale, seed);
     let work_results = jobs
         .iter()
         .map(|job| Ok(run_request::solo_run(&chip_workload(vec![job.clone()])?)?.0));
@@ -155,12 +144,7 @@ fn measure_row(
         log_entries,
     )?;
     let first_colors_by_curve = [0, 1].map(|kind| {
-        let claims = [&first_curves, &second_curves].map(|curves| UnitClaim {
-            costs: curves[kind].clone(),
-            min_units: 1,
-        });
-        allocate_exactly(&claims, COLORS, CostAggregate::Sum)
-            .expect("sixteen colors for two, and measured costs")[0]
+        colors_of_least_cost([&first_curves, &second_curves].map(|curves| curves[kind].clone()))[0]
     });
     let workload = chip_workload(jobs)?;
     let measure_speeds = |plan: Option<&FixedPlan>| -> Result<[f64; 2], ReproError> {
@@ -235,8 +219,9 @@ mod tests {
         let scale = RunScale {
             scale: 60_000,
             warm_up_cycles: 0,
+            with_l3: true,
         };
-        let fixed = colors_plan(&chip_workload(jobs, 4, true, scale, 1).unwrap(), 13).unwrap();
+        let fixed = colors_plan(&chip_workload(jobs, 4, scale, 1).unwrap(), 13).unwrap();
         let shares: Vec<(usize, IndexSet)> = fixed
             .plan
             .shares

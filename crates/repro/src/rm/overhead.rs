@@ -10,7 +10,7 @@ use super::accuracy::{
     curve_from_capture, measure_real_curve,
 };
 use super::solo::COLORS;
-use crate::{DataPoint, ExperimentContext, Finding, Result, ResultTarget};
+use crate::{DataPoint, ExperimentContext, Finding, Result, list_or_none};
 
 /// Average phase lengths that the thesis measured (Table 5.5 d), in 10^9 cycles, of the programs in our table.
 const THESIS_PHASE_LENGTHS: [(&str, f64); 19] = [
@@ -167,30 +167,16 @@ fn costs_finding(costs: &[TracingCost], seed: u64) -> Finding {
     }
 
     let cut_costs = costs.iter().filter(|cost| cost.is_log_cut());
-    let cut_texts: Vec<String> = cut_costs
-        .map(|cost| {
-            format!(
-                "{} {:.1} % (cut to {:.0} entries)",
-                cost.program,
-                cost.overhead_percent(MAX_LOG_ENTRIES),
-                cost.affordable_entries()
-            )
-        })
-        .collect();
-    let cut_list = if cut_texts.is_empty() {
-        "none".to_string()
-    } else {
-        cut_texts.join(", ")
-    };
+    let cut_list = list_or_none(cut_costs.map(|cost| {
+        format!(
+            "{} {:.1} % (cut to {:.0} entries)",
+            cost.program,
+            cost.overhead_percent(MAX_LOG_ENTRIES),
+            cost.affordable_entries()
+        )
+    }));
 
-    Finding::new(
-        "RM-5",
-        "tracing and computing, of the time of a phase, worst program; logs as long as 2 % of the phase allow",
-        "full logs: under 2 % for all but apsi (8.7) and mcf (3.1)",
-        "%",
-        ResultTarget::AtMost { target: 100.0 * MAX_OVERHEAD_SHARE, paper_best: None },
-        &[(seed, worst_overhead)],
-    )
+    Finding::declared("rm-5-tracing", &[(seed, worst_overhead)])
     .with_points(points)
     .with_note(format!(
         "Interrupt cost of the machine's description, {LOGGING_COLORS} colors; phase lengths are the thesis's (Table 5.5 d), \

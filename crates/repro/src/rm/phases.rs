@@ -16,7 +16,7 @@ use super::alternating::{
 };
 use super::solo::{MACHINE, MissTimeline, SoloMachine};
 use crate::setup::{Workload, failed};
-use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, list_or_none, mean};
 
 /// Pairs of phases: streams, chases, and working sets that fit at some sizes only.
 const PAIRS: [[&str; 2]; 6] = [
@@ -249,14 +249,10 @@ fn describe_detection(runs: &[PhaseRun]) -> String {
     let runs_with_misses = runs
         .iter()
         .filter(|run| run.count_found_by_miss_rate().0 < run.count_found_by_miss_rate().1);
-    let missed_texts: Vec<String> = runs_with_misses
-        .map(|run| format!("{}+{} at {} colors", run.pair[0], run.pair[1], run.colors))
-        .collect();
-    let missed_list = if missed_texts.is_empty() {
-        "none".to_string()
-    } else {
-        missed_texts.join(", ")
-    };
+    let missed_list = list_or_none(
+        runs_with_misses
+            .map(|run| format!("{}+{} at {} colors", run.pair[0], run.pair[1], run.colors)),
+    );
     format!(
         "Phases of {INTERVALS_PER_PHASE} intervals, w = 3, threshold 3, edges at half of it. Told where no boundary was, \
          per boundary: {:.2} by the miss rate, {:.2} by first-level signals (the programs' own phases and the refilling \

@@ -108,10 +108,10 @@ fn run_managed(
     let workload = chip_workload(
         vec![thesis_job(programs.1, seed)],
         2,
-        true,
         RunScale {
             scale: INSTRUCTION_SCALE as u64,
             warm_up_cycles: 0,
+            with_l3: true,
         },
         seed,
     )?;

@@ -20,27 +20,48 @@ use super::solo::{COLORS, TraceCapture};
 use crate::encoding;
 use crate::seeded_runs::SeededRuns;
 use crate::setup::{Workload, failed};
-use crate::{
-    DataPoint, ExperimentContext, Finding, ReproError, Result, ResultFigure, ResultTarget, mean,
-};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, Result, ResultFigure};
 
 const WAY_COUNT: u32 = 10;
 const LINE_BYTES: u64 = 128;
 
+/// The studies, each with the name of its result.
+const STUDIES: [(&str, &str); 6] = [
+    ("log size", "rm-2-log-size"),
+    ("warm-up", "rm-2-warm-up"),
+    ("lost events", "rm-2-lost-events"),
+    ("associativity", "rm-2-associativity"),
+    ("prefetching", "rm-3-prefetching"),
+    ("issue order", "rm-3-issue-order"),
+];
+
 /// A curve and the variation that produced it.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 struct NamedCurve {
     name: String,
     #[serde(with = "encoding::curve")]
     curve: MissRateCurve,
 }
 
-/// All curves of one program and seed by study, each with the real one first.
+impl NamedCurve {
+    fn new(name: impl Into<String>, curve: MissRateCurve) -> Self {
+        NamedCurve {
+            name: name.into(),
+            curve,
+        }
+    }
+
+    fn is_calculated(&self) -> bool {
+        !self.name.starts_with("real")
+    }
+}
+
+/// The curves of one program and seed for each of [`STUDIES`].
 #[derive(Serialize, Deserialize)]
 struct SensitivityCurves {
     program: String,
     seed: u64,
-    studies: Vec<(String, Vec<NamedCurve>)>,
+    studies: Vec<Vec<NamedCurve>>,
 }
 
 fn all_sizes() -> Vec<u64> {
@@ -55,35 +76,18 @@ fn log_lines_and_instr(traced: &TraceCapture) -> Option<(&[u64], f64)> {
     Some((lines, counts.get(CounterEvent::Instructions)?))
 }
 
-fn thesis_curve(
-    lines: &[u64],
-    instructions: f64,
-    warmup: Warmup,
-    corrects_prefetches: bool,
-) -> Option<MissRateCurve> {
-    trace_curve(
-        &MissLog {
-            lines,
-            code_positions: &[],
-            line_bytes: LINE_BYTES,
-            instructions,
-            lost_accesses: None,
-        },
-        &all_sizes(),
-        warmup,
-        corrects_prefetches,
-    )
-}
-
-fn log_survival_curve(lines: &[u64], instructions: f64) -> Option<MissRateCurve> {
-    let trace = MissLog {
+fn miss_log(lines: &[u64], instructions: f64) -> MissLog<'_> {
+    MissLog {
         lines,
         code_positions: &[],
         line_bytes: LINE_BYTES,
         instructions,
         lost_accesses: None,
-    };
-    survival_curve(&trace, &LogCounts::default(), &all_sizes())
+    }
+}
+
+fn thesis_curve(lines: &[u64], instructions: f64, warmup: Warmup) -> Option<MissRateCurve> {
+    trace_curve(&miss_log(lines, instructions), &all_sizes(), warmup, true)
 }
 
 /// The curve of a 10-way cache filled at random (Hill and Smith 1989), from the whole log without
@@ -121,108 +125,52 @@ fn curve_of_set_mapping(
     .ok()
 }
 
+/// The first four of [`STUDIES`], each with the real curve first.
 fn curves_from_log(
     measured_curve: &MissRateCurve,
     traced: &TraceCapture,
-) -> Option<Vec<(&'static str, Vec<NamedCurve>)>> {
+) -> Option<Vec<Vec<NamedCurve>>> {
     let (lines, instructions) = log_lines_and_instr(traced)?;
-    let name_curve = |name: String, curve: Option<MissRateCurve>| {
-        Some(NamedCurve {
-            name,
-            curve: curve?,
-        })
-    };
-
-    let with_real = |other_curves: Vec<Option<NamedCurve>>| {
-        let real_named_curve = NamedCurve {
-            name: "real".to_string(),
-            curve: measured_curve.clone(),
-        };
-        std::iter::once(Some(real_named_curve))
-            .chain(other_curves)
-            .collect::<Option<Vec<_>>>()
-    };
-    let log_part = |divisor: usize| {
-        (
-            &lines[..lines.len() / divisor],
-            instructions / divisor as f64,
-        )
-    };
-
-    let mut log_size_curves = Vec::new();
+    let mut studies = vec![vec![NamedCurve::new("real", measured_curve.clone())]; 4];
     for divisor in [16, 4, 1] {
-        let (lines, instructions) = log_part(divisor);
-        let form_name = |form: &str| format!("{form}, {} entries", lines.len());
-        log_size_curves.push(name_curve(
-            form_name("thesis"),
-            thesis_curve(lines, instructions, Warmup::Automatic, true),
-        ));
-        log_size_curves.push(name_curve(
-            form_name("survival"),
-            log_survival_curve(lines, instructions),
-        ));
+        let part = &lines[..lines.len() / divisor];
+        let part_instr = instructions / divisor as f64;
+        let survival = survival_curve(
+            &miss_log(part, part_instr),
+            &LogCounts::default(),
+            &all_sizes(),
+        );
+        let forms = [
+            ("thesis", thesis_curve(part, part_instr, Warmup::Automatic)),
+            ("survival", survival),
+        ];
+        for (form, curve) in forms {
+            let name = format!("{form}, {} entries", part.len());
+            studies[0].push(NamedCurve::new(name, curve?));
+        }
     }
 
-    let warmup_curve = |name: &str, warmup| {
-        name_curve(
-            name.to_string(),
-            thesis_curve(lines, instructions, warmup, true),
-        )
-    };
-    let warm_up_curves = vec![
-        warmup_curve("until full", Warmup::Automatic),
-        warmup_curve("half", Warmup::Half),
-        warmup_curve("none", Warmup::Nothing),
-    ];
-
-    let sampled_curves = [1, 2, 4, 10].map(|nth| {
+    for (name, warmup) in [
+        ("until full", Warmup::Automatic),
+        ("half", Warmup::Half),
+        ("none", Warmup::Nothing),
+    ] {
+        let curve = thesis_curve(lines, instructions, warmup)?;
+        studies[1].push(NamedCurve::new(name, curve));
+    }
+    for nth in [1, 2, 4, 10] {
         let sampled_lines: Vec<u64> = lines.iter().copied().step_by(nth).collect();
-        name_curve(
-            format!("every {nth}. entry"),
-            thesis_curve(&sampled_lines, instructions, Warmup::Automatic, true),
-        )
-    });
-
-    let way_curves = [false, true].map(|folded| {
-        let name = if folded {
-            format!("{WAY_COUNT} ways")
-        } else {
-            "fully associative".to_string()
-        };
-        name_curve(name, curve_of_set_mapping(lines, instructions, folded))
-    });
-    Some(vec![
-        ("log size", with_real(log_size_curves)?),
-        ("warm-up", with_real(warm_up_curves)?),
-        ("lost events", with_real(sampled_curves.into())?),
-        ("associativity", with_real(way_curves.into())?),
-    ])
-}
-
-/// Runs the program again on another machine or with other options.
-fn run_and_measure_curves(
-    workload: &Workload,
-    name: &str,
-    lengths: LogLengths,
-    colors: &[u32],
-) -> Result<[NamedCurve; 2]> {
-    let log_capture = capture_program_log(workload, lengths, 1.0)?;
-    let measured_curve = measure_real_curve(workload, log_capture.from, log_capture.to, colors)?;
-    let computed_curve = log_lines_and_instr(&log_capture)
-        .and_then(|(lines, instr)| thesis_curve(lines, instr, Warmup::Automatic, true));
-    let calculated = computed_curve
-        .ok_or_else(|| ReproError::Failed(name.to_string(), "an empty log".to_string()))?;
-
-    Ok([
-        NamedCurve {
-            name: format!("real, {name}"),
-            curve: measured_curve,
-        },
-        NamedCurve {
-            name: format!("calculated, {name}"),
-            curve: calculated,
-        },
-    ])
+        let curve = thesis_curve(&sampled_lines, instructions, Warmup::Automatic)?;
+        studies[2].push(NamedCurve::new(format!("every {nth}. entry"), curve));
+    }
+    for (name, is_folded) in [
+        ("fully associative".to_string(), false),
+        (format!("{WAY_COUNT} ways"), true),
+    ] {
+        let curve = curve_of_set_mapping(lines, instructions, is_folded)?;
+        studies[3].push(NamedCurve::new(name, curve));
+    }
+    Some(studies)
 }
 
 fn measure_curves(
@@ -231,49 +179,47 @@ fn measure_curves(
 ) -> Result<SensitivityCurves> {
     context.report_progress(&format!("RM-2, RM-3: {program}, seed {seed}"));
 
-    let base_workload = build_workload(program, seed)?;
-    let log_capture = capture_program_log(&base_workload, lengths, 1.0)?;
-    let measured_curve =
-        measure_real_curve(&base_workload, log_capture.from, log_capture.to, colors)?;
     let empty_log_error = || failed(program)("an empty log");
-    let mut studies = curves_from_log(&measured_curve, &log_capture).ok_or_else(empty_log_error)?;
+    let log_and_real_curve = |workload: &Workload| -> Result<(TraceCapture, MissRateCurve)> {
+        let log = capture_program_log(workload, lengths, 1.0)?;
+        let real_curve = measure_real_curve(workload, log.from, log.to, colors)?;
+        Ok((log, real_curve))
+    };
+    let real_and_calculated = |(log, real_curve): &(TraceCapture, MissRateCurve), name: &str| {
+        let calculated_curve = log_lines_and_instr(log)
+            .and_then(|(lines, instr)| thesis_curve(lines, instr, Warmup::Automatic))
+            .ok_or_else(empty_log_error)?;
+        Ok::<_, ReproError>([
+            NamedCurve::new(format!("real, {name}"), real_curve.clone()),
+            NamedCurve::new(format!("calculated, {name}"), calculated_curve),
+        ])
+    };
+
+    let base_workload = build_workload(program, seed)?;
     let mut workload_without_prefetch = base_workload.clone();
     workload_without_prefetch.options.prefetch = false;
     let mut in_order_workload = base_workload.clone();
     in_order_workload.machine.pipeline = CoreModel::in_order(1);
-    let prefetch_curves = run_and_measure_curves(&base_workload, "as it is", lengths, colors)?;
-    let no_prefetch_curves = run_and_measure_curves(
-        &workload_without_prefetch,
-        "without prefetching",
-        lengths,
-        colors,
-    )?;
-    let out_of_order_curves =
-        run_and_measure_curves(&base_workload, "out of order", lengths, colors)?;
-    let in_order_curves = run_and_measure_curves(
-        &in_order_workload,
-        "one instruction at a time",
-        lengths,
-        colors,
-    )?;
-    studies.push((
-        "prefetching",
-        prefetch_curves
-            .into_iter()
-            .chain(no_prefetch_curves)
-            .collect(),
-    ));
-    studies.push((
-        "issue order",
-        out_of_order_curves
-            .into_iter()
-            .chain(in_order_curves)
-            .collect(),
-    ));
-    let studies = studies
-        .into_iter()
-        .map(|(study, curves)| (study.to_string(), curves))
-        .collect();
+
+    let base_run = log_and_real_curve(&base_workload)?;
+    let mut studies = curves_from_log(&base_run.1, &base_run.0).ok_or_else(empty_log_error)?;
+    for (base_name, workload, name) in [
+        ("as it is", workload_without_prefetch, "without prefetching"),
+        (
+            "out of order",
+            in_order_workload,
+            "one instruction at a time",
+        ),
+    ] {
+        let changed_run = log_and_real_curve(&workload)?;
+        studies.push(
+            [
+                real_and_calculated(&base_run, base_name)?,
+                real_and_calculated(&changed_run, name)?,
+            ]
+            .concat(),
+        );
+    }
     Ok(SensitivityCurves {
         program: program.to_string(),
         seed,
@@ -296,106 +242,45 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let programs: &[&'static str] = context.pick(&["twolf"], &["mcf", "swim", "art", "twolf"]);
     let inputs = |program, seed| (program, seed, lengths, colors.as_slice());
     let runs = context.run_cases(programs, inputs, measure_curves)?;
-    let studies = [
-        "log size",
-        "warm-up",
-        "lost events",
-        "associativity",
-        "prefetching",
-        "issue order",
-    ];
-    Ok(studies
-        .iter()
+    Ok((0..STUDIES.len())
         .map(|study| sensitivity_finding(&runs, study, context))
         .collect())
 }
 
-/// The mean over programs of the largest distance that one setting moves the calculated curve from
-/// another.
+/// The largest distance that one setting moves the calculated curve from another.
+fn max_shift(curves: &[NamedCurve]) -> f64 {
+    let calculated_curves = || curves.iter().filter(|curve| curve.is_calculated());
+    calculated_curves()
+        .flat_map(|a| calculated_curves().filter_map(|b| a.curve.mean_distance(&b.curve)))
+        .fold(0.0, f64::max)
+}
+
+/// The mean over programs of the largest distance in one of [`STUDIES`].
 fn sensitivity_finding(
     runs: &SeededRuns<&'static str, SensitivityCurves>,
-    study: &str,
+    study: usize,
     context: &ExperimentContext<'_>,
 ) -> Finding {
-    let (id, paper) = match study {
-        "log size" => ("RM-2", "160 k entries are adequate (Fig. 5.10 a)"),
-        "warm-up" => ("RM-2", "until the stack is full is adequate (Fig. 5.10 b)"),
-        "lost events" => (
-            "RM-2",
-            "curves move down, shapes change at small sizes (Fig. 5.10 c)",
-        ),
-        "associativity" => (
-            "RM-2",
-            "10 ways against full: no material difference (Fig. 5.10 d)",
-        ),
-        "prefetching" => ("RM-3", "lowers real and calculated curves (Fig. 5.14)"),
-        _ => (
-            "RM-3",
-            "one instruction at a time brings art's curve nearer (Fig. 5.15)",
-        ),
-    };
+    let mut points = Vec::new();
+    for run in runs.by_seed() {
+        for named_curve in &run.studies[study] {
+            let series = format!("{}, seed {}: {}", run.program, run.seed, named_curve.name);
+            points.extend(named_curve.curve.points().iter().map(|&(size, rate)| {
+                let at = format!("{:.0} colors", color_count(size));
+                DataPoint::from_values(series.clone(), at, [rate])
+            }));
+        }
+    }
 
-    let shift_of = |curves: &&SensitivityCurves| -> Option<f64> {
-        let named_curves = &curves.studies.iter().find(|(name, _)| name == study)?.1;
-        let calculated_curves: Vec<&NamedCurve> = named_curves
-            .iter()
-            .filter(|named_curve| !named_curve.name.starts_with("real"))
-            .collect();
-        let max_distance = |a: &&NamedCurve| {
-            calculated_curves
-                .iter()
-                .filter_map(|b| a.curve.mean_distance(&b.curve))
-                .fold(0.0, f64::max)
-        };
-        Some(
-            calculated_curves
-                .iter()
-                .map(max_distance)
-                .fold(0.0, f64::max),
-        )
-    };
-
-    let per_seed = runs.per_seed(|curves| mean(curves.iter().filter_map(shift_of)));
-    let title = format!("{study}: mean distance of the calculated curves that lie farthest apart");
-    let finding = Finding::new(id, &title, paper, "misses/1000 instructions", ResultTarget::Shown, &per_seed)
-        .with_points(sensitivity_points(runs, study))
-        .with_note(
-            "Curves are not shifted; of the real curve only the sizes that were run. Programs: as in the points.",
-        );
-    let first_seed_curves = runs.of_seed(context.seeds[0]);
-    first_seed_curves
-        .filter_map(|curves| study_figure(curves, study, id))
+    let per_seed = runs.mean_per_seed(|run| max_shift(&run.studies[study]));
+    let finding = Finding::declared(STUDIES[study].1, &per_seed).with_points(points);
+    runs.of_seed(context.seeds[0])
+        .map(|run| study_figure(run, study))
         .fold(finding, Finding::with_figure)
 }
 
-fn sensitivity_points(
-    runs: &SeededRuns<&'static str, SensitivityCurves>,
-    study: &str,
-) -> Vec<DataPoint> {
-    let mut points = Vec::new();
-    for curves in runs.by_seed() {
-        for (_, named_curves) in curves.studies.iter().filter(|(name, _)| name == study) {
-            for named_curve in named_curves {
-                let series = format!(
-                    "{}, seed {}: {}",
-                    curves.program, curves.seed, named_curve.name
-                );
-                points.extend(named_curve.curve.points().iter().map(|&(size, rate)| {
-                    DataPoint::from_values(
-                        series.clone(),
-                        format!("{:.0} colors", color_count(size)),
-                        [rate],
-                    )
-                }));
-            }
-        }
-    }
-    points
-}
-
-fn study_figure(curves: &SensitivityCurves, study: &str, id: &str) -> Option<ResultFigure> {
-    let (_, named_curves) = curves.studies.iter().find(|(name, _)| name == study)?;
-    let series = named_curves.iter().map(|named_curve| Series {
+fn study_figure(run: &SensitivityCurves, study: usize) -> ResultFigure {
+    let series = run.studies[study].iter().map(|named_curve| Series {
         name: named_curve.name.clone(),
         points: named_curve
             .curve
@@ -403,23 +288,17 @@ fn study_figure(curves: &SensitivityCurves, study: &str, id: &str) -> Option<Res
             .iter()
             .map(|&(size, rate)| ChartPoint::new(color_count(size), rate))
             .collect(),
-        is_dashed: !named_curve.name.starts_with("real"),
+        is_dashed: named_curve.is_calculated(),
         ..Series::default()
     });
+    let (title, name) = STUDIES[study];
     let chart = Chart {
-        title: format!("{}: {study}", curves.program),
+        title: format!("{}: {title}", run.program),
         x: Axis::linear("colors of 16"),
         y: Axis::linear("misses per 1000 instructions"),
         series: series.collect(),
         size: Some((520.0, 300.0)),
         ..Chart::default()
     };
-
-    let name = format!(
-        "{}-{}-{}",
-        id.to_lowercase(),
-        study.replace(' ', "-"),
-        curves.program
-    );
-    Some(ResultFigure::chart(name, &chart))
+    ResultFigure::chart(format!("{name}-{}", run.program), &chart)
 }

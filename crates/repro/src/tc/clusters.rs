@@ -43,11 +43,10 @@ fn run_case(
     };
     let true_groups = case.true_groups_at_end(seed)?;
     let run = setting.run(&ThreadPlacement::Automatic(LOW_ACTIVATION.to_string()))?;
-    let mut placement_rounds = placement_rounds(&run.records, true_groups.len(), setting.entries);
-    let first_round_accuracy =
-        round_accuracies(&run.records, &case.true_groups(seed)?, setting.entries)
-            .into_iter()
-            .next();
+    let mut placement_rounds = placement_rounds(&run.records, true_groups.len());
+    let first_round_accuracy = round_accuracies(&run.records, &case.true_groups(seed)?)
+        .into_iter()
+        .next();
     let worker_count = true_groups.iter().flatten().count();
     let round_count = placement_rounds.len();
     let last_round = placement_rounds.pop();
@@ -196,11 +195,7 @@ fn agreement_finding(
     cases: &[ClusterCase],
     name: &str,
 ) -> Result<Finding> {
-    let runs = context.run_cases(
-        &cases.iter().collect::<Vec<&ClusterCase>>(),
-        |case, seed| (case, seed),
-        run_case,
-    )?;
+    let runs = context.run_cases(&Vec::from_iter(cases), |case, seed| (case, seed), run_case)?;
 
     let (mut points, mut figures) = (Vec::new(), Vec::new());
     for case in cases {

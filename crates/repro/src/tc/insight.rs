@@ -30,7 +30,6 @@ pub(super) struct RoundAccuracy {
 pub(super) fn round_accuracies(
     records: &[WindowRecord],
     true_groups: &[Option<u32>],
-    entries: usize,
 ) -> Vec<RoundAccuracy> {
     let mut samples_by_round: BTreeMap<ProbeId, (u64, u64, Vec<(TaskId, u64)>)> = BTreeMap::new();
 
@@ -59,9 +58,7 @@ pub(super) fn round_accuracies(
     }
     samples_by_round
         .into_values()
-        .map(|(window, events, samples)| {
-            measure_accuracy(window, events, &samples, true_groups, entries)
-        })
+        .map(|(window, events, samples)| measure_accuracy(window, events, &samples, true_groups))
         .collect()
 }
 
@@ -70,12 +67,10 @@ fn measure_accuracy(
     remote_accesses: u64,
     samples: &[(TaskId, u64)],
     true_groups: &[Option<u32>],
-    entries: usize,
 ) -> RoundAccuracy {
-    let mut maps = ShMaps::new(ShMapParameters {
-        entries,
-        ..ShMapParameters::default()
-    });
+    let parameters = ShMapParameters::default();
+    let entries = parameters.entries;
+    let mut maps = ShMaps::new(parameters);
     let passed_samples = samples
         .iter()
         .filter(|&&(task, address)| maps.touch(task, address, true_groups.len()))

@@ -19,7 +19,7 @@ use super::setup::{
     ThreadPlacement, paper_programs, work_rate,
 };
 use crate::seeded_runs::SeededRuns;
-use crate::setup::failed;
+use crate::setup::load_machine;
 use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, mean};
 
 const INTERRUPT_CYCLES: u64 = 3_000;
@@ -49,6 +49,19 @@ impl Policy for SamplingPolicy {
     }
 }
 
+/// Processor time of a window's probes.
+fn probe_cost_ns(record: &WindowRecord) -> u64 {
+    let results = record.observation.probe_results.iter();
+    let costs = results.flat_map(|probe_result| &probe_result.cost_ns);
+    costs.map(|(_, ns)| ns).sum()
+}
+
+/// Processor time of a window's tasks.
+fn task_ns(record: &WindowRecord) -> u64 {
+    let tasks = record.observation.tasks.iter();
+    tasks.map(|task| task.ran_ns()).sum()
+}
+
 /// The share of processor time that sampling took in windows with a probe, and the number of
 /// samples per second.
 fn sampling_share_and_rate(records: &[WindowRecord]) -> (f64, f64) {
@@ -57,17 +70,11 @@ fn sampling_share_and_rate(records: &[WindowRecord]) -> (f64, f64) {
         .iter()
         .filter(|record| !record.observation.probe_results.is_empty())
     {
-        busy_ns += record
-            .observation
-            .tasks
-            .iter()
-            .flat_map(|task| &task.on_cpu_ns)
-            .map(|(_, ns)| ns)
-            .sum::<u64>();
+        cost_ns += probe_cost_ns(record);
+        busy_ns += task_ns(record);
         elapsed_ns += record.observation.span.elapsed_ns;
 
         for probe_result in &record.observation.probe_results {
-            cost_ns += probe_result.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
             if let cachemate_core::ProbeEvidence::Samples {
                 samples: probe_samples,
                 ..
@@ -217,7 +224,7 @@ struct ChosenRateCost {
 
 /// The share of a busy CPU that multiplexing the counters takes.
 fn breakdown_share() -> Result<f64> {
-    let spec = cachemate_spec::load_machine(SMALL_MACHINE).map_err(failed(SMALL_MACHINE))?;
+    let spec = load_machine(SMALL_MACHINE)?;
     let clock = NominalClock::new(&spec, TIME_SCALE);
     Ok(clock.scale_down(COUNTER_TURN_CYCLES) as f64 / clock.to_cycles(COUNTER_ROTATION_NS) as f64)
 }
@@ -244,24 +251,8 @@ fn measure_chosen_rate_cost(
         .collect();
     let scaled_setting = ClusterSetting::new(context, SMALL_MACHINE, &warehouse_case(), seed);
     let run = scaled_setting.run(&ThreadPlacement::Automatic(LOW_ACTIVATION.to_string()))?;
-    let sum_windows =
-        |value: fn(&WindowRecord) -> u64| run.records.iter().map(value).sum::<u64>() as f64;
-    let cost_ns = sum_windows(|r| {
-        r.observation
-            .probe_results
-            .iter()
-            .flat_map(|probe_result| &probe_result.cost_ns)
-            .map(|(_, ns)| ns)
-            .sum()
-    });
-    let busy_ns = sum_windows(|r| {
-        r.observation
-            .tasks
-            .iter()
-            .flat_map(|task| &task.on_cpu_ns)
-            .map(|(_, ns)| ns)
-            .sum()
-    });
+    let cost_ns = run.records.iter().map(probe_cost_ns).sum::<u64>() as f64;
+    let busy_ns = run.records.iter().map(task_ns).sum::<u64>() as f64;
     Ok(ChosenRateCost {
         detecting: sampling_share_and_rate(&sampled_records).0,
         first: window_shares.first().copied().unwrap_or(0.0),

@@ -12,7 +12,9 @@ use super::setup::{
 };
 use crate::seeded_runs::SeededRuns;
 use crate::setup::ManagedRun;
-use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, greatest, least, mean};
+use crate::{
+    DataPoint, ExperimentContext, Finding, Result, ResultFigure, bar_groups, greatest, least, mean,
+};
 
 /// The placements. The first is the baseline of the others, and the targets apply to the second and
 /// third; quick runs have no more. Activation is at the paper's threshold, and at one that
@@ -202,9 +204,7 @@ impl PlacementRuns {
     }
 
     fn result(&self, case: usize, placement: usize, seed: u64) -> &PlacementResult {
-        self.runs_by_placement[placement]
-            .get(case, seed)
-            .expect("every case ran under every seed")
+        self.runs_by_placement[placement].result(case, seed)
     }
 
     /// The reduction by a placement of remote stalls per instruction, relative to the default.
@@ -283,29 +283,17 @@ impl PlacementRuns {
         label: &str,
         value: impl Fn(&Self, usize, usize, u64) -> f64,
     ) -> ResultFigure {
-        let mean_value = |case, placement| {
-            mean(
-                self.seeds
-                    .iter()
-                    .map(|&seed| value(self, case, placement, seed)),
-            )
-            .into()
-        };
-        let group = |(case, case_data): (usize, &ClusterCase)| BarGroup {
-            name: case_data.name.to_string(),
-            bars: (1..self.runs_by_placement.len())
-                .map(|placement| mean_value(case, placement))
-                .collect(),
-        };
-
+        let placements = &SHOWN_PLACEMENTS[1..self.runs_by_placement.len()];
+        let series: Vec<String> = placements
+            .iter()
+            .map(|name| format!("{label}, {name}"))
+            .collect();
+        let series: Vec<&str> = series.iter().map(String::as_str).collect();
         let bars = BarChart {
             title: title.to_string(),
             y: Axis::linear(label),
-            series: SHOWN_PLACEMENTS[1..self.runs_by_placement.len()]
-                .iter()
-                .map(|name| name.to_string())
-                .collect(),
-            groups: self.cases.iter().enumerate().map(group).collect(),
+            series: placements.iter().map(|name| name.to_string()).collect(),
+            groups: bar_groups(&self.placement_points(label, value), &series),
             ..BarChart::default()
         };
         ResultFigure::bars(name, &bars)

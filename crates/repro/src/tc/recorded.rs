@@ -10,8 +10,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cachemate_core::{
-    Access, AccessKind, AccessSource, BatchEnd, CounterEvent, ShMapParameters, StallCause,
-    WindowRecord,
+    Access, AccessKind, AccessSource, BatchEnd, CounterEvent, StallCause, WindowRecord,
 };
 use cachemate_sim::machine::SimProgram;
 use cachemate_trace::{CmtReader, CmtSource, ThreadTotals, TraceReader, recording_dirs};
@@ -23,7 +22,7 @@ use super::setup::{
     PlacementRound, SMALL_MACHINE, TIME_SCALE, WINDOW_CYCLES, placement_rounds, run_clustering,
 };
 use crate::recordings;
-use crate::setup::failed;
+use crate::setup::{failed, load_machine};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, Result};
 
 /// Samples of one round.
@@ -304,7 +303,7 @@ fn run_recorded(
     context.report_progress(&format!("TC-2 recorded server, {method}, seed {seed}"));
 
     let path = find_recording()?;
-    let spec = cachemate_spec::load_machine(SMALL_MACHINE).map_err(failed(SMALL_MACHINE))?;
+    let spec = load_machine(SMALL_MACHINE)?;
     let threads = recorded_threads(&path, spec.hertz)?;
     let parameters = format!(
         "window_cycles = {WINDOW_CYCLES}\nsamples = {ROUND_SAMPLES}\nactivation_share = 0.01\nmethod = \"{method}\""
@@ -319,11 +318,8 @@ fn run_recorded(
         seed,
     )?;
     let true_groups: Vec<Option<u32>> = threads.iter().map(|thread| thread.database).collect();
-    let entries = ShMapParameters::default().entries;
-    let first_round_accuracy = round_accuracies(&records, &true_groups, entries)
-        .into_iter()
-        .next();
-    let last_round = placement_rounds(&records, true_groups.len(), entries).pop();
+    let first_round_accuracy = round_accuracies(&records, &true_groups).into_iter().next();
+    let last_round = placement_rounds(&records, true_groups.len()).pop();
     Ok(RecordedRunResult {
         last: last_round,
         insight: first_round_accuracy,

@@ -172,7 +172,7 @@ pub(super) fn size_findings(context: &ExperimentContext<'_>) -> Result<Vec<Findi
         cases.truncate(2);
     }
     let runs = context.run_cases(
-        &cases.iter().collect::<Vec<&ClusterCase>>(),
+        &Vec::from_iter(&cases),
         |case, seed| (case, seed),
         measure_sensitivity,
     )?;
@@ -301,7 +301,7 @@ pub(super) fn phase_findings(context: &ExperimentContext<'_>) -> Result<Vec<Find
         cases.truncate(1);
     }
     let leads = context.run_cases(
-        &cases.iter().collect::<Vec<&ClusterCase>>(),
+        &Vec::from_iter(&cases),
         |case, seed| (case, seed),
         measure_advantage,
     )?;

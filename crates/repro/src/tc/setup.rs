@@ -19,7 +19,7 @@ use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
-use crate::setup::{ManagedRun, Workload, WorkloadJob, build_pipeline, failed, run_under};
+use crate::setup::{ManagedRun, Workload, WorkloadJob, build_pipeline, failed, run_to_end};
 use crate::{ExperimentContext, Result};
 
 pub(super) const SMALL_MACHINE: &str = "power5-2x2x2";
@@ -115,7 +115,6 @@ pub(super) struct ClusterSetting {
     pub case: ClusterCase,
     pub seed: u64,
     pub scale: u64,
-    pub entries: usize,
     /// Samples of one round and thread.
     pub samples_per_thread: u64,
     /// Length of the warm-up in windows of the policy.
@@ -137,7 +136,6 @@ impl ClusterSetting {
             case: case.clone(),
             seed,
             scale: TIME_SCALE,
-            entries: ShMapParameters::default().entries,
             samples_per_thread: SAMPLES_PER_THREAD,
             warm_up_windows: context.pick_by_length(2, 5, 12),
             measured_windows: context.pick(1, 3),
@@ -222,7 +220,7 @@ impl ClusterSetting {
 
     pub fn run_under_policy(&self, policy: Box<dyn Policy>) -> Result<ManagedRun> {
         let workload = self.workload()?;
-        let profilers = vec![sharing_profiler(self.entries)];
+        let profilers = vec![sharing_profiler(ShMapParameters::default().entries)];
         let first_window = WindowLength::Cycles {
             cycles: WINDOW_CYCLES,
         };
@@ -278,7 +276,6 @@ pub(super) fn run_clustering(
     machine_wide: bool,
     seed: u64,
 ) -> Result<Vec<WindowRecord>> {
-    let policy_error = failed("thread-clustering");
     let options = SimOptions {
         seed,
         scale: TIME_SCALE,
@@ -305,13 +302,7 @@ pub(super) fn run_clustering(
         },
     };
 
-    let mut records = Vec::new();
-    run_under(machine, build_pipeline(config)?, |_, record| {
-        records.push(record);
-        true
-    })
-    .map_err(policy_error)?;
-    Ok(records)
+    Ok(run_to_end(machine, build_pipeline(config)?)?.records)
 }
 
 /// A profiler with this many counters for each thread and one filter for each process.
@@ -364,24 +355,19 @@ impl Policy for DelayedPolicy {
 /// The share of all threads' cycles that stall on remote caches.
 pub(super) fn remote_stall_share(results: &RunResults) -> f64 {
     let cycles: u64 = results.tasks.iter().map(|task| task.cycles).sum();
-    results
-        .tasks
-        .iter()
-        .map(|task| task.stall_cycles.remote_cache)
-        .sum::<f64>()
-        / cycles.max(1) as f64
+    remote_stall_cycles(results) / cycles.max(1) as f64
 }
 
 /// The remote-cache stalls per instruction: the measure by which placements are compared, because
 /// they run at different speeds.
 pub(super) fn remote_stalls_per_instr(results: &RunResults) -> f64 {
     let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
-    results
-        .tasks
-        .iter()
-        .map(|task| task.stall_cycles.remote_cache)
-        .sum::<f64>()
-        / instructions.max(1) as f64
+    remote_stall_cycles(results) / instructions.max(1) as f64
+}
+
+fn remote_stall_cycles(results: &RunResults) -> f64 {
+    let tasks = results.tasks.iter();
+    tasks.map(|task| task.stall_cycles.remote_cache).sum()
 }
 
 /// The workers' own work per cycle (the paper's operations and messages per second).
@@ -477,7 +463,6 @@ pub(super) struct PlacementRound {
     /// Cluster of each thread; each unclustered thread has a number of its own.
     pub cluster_of: Vec<usize>,
     pub clusters: usize,
-    pub clustered: Vec<bool>,
     pub maps: Vec<Vec<u8>>,
 }
 
@@ -490,20 +475,17 @@ impl PlacementRound {
     pub fn count_unclustered_workers(&self, true_groups: &[Option<u32>]) -> usize {
         true_groups
             .iter()
-            .zip(&self.clustered)
-            .filter(|(group, clustered)| group.is_some() && !**clustered)
+            .zip(&self.cluster_of)
+            .filter(|(group, cluster)| group.is_some() && **cluster >= self.clusters)
             .count()
     }
 }
 
 /// All rounds of a run that placed threads. The profiler is pure, so the recorded observations
 /// yield the same maps again.
-pub(super) fn placement_rounds(
-    records: &[WindowRecord],
-    threads: usize,
-    entries: usize,
-) -> Vec<PlacementRound> {
-    let mut profiler = OfflineProfiler::new(&[sharing_profiler(entries)]);
+pub(super) fn placement_rounds(records: &[WindowRecord], threads: usize) -> Vec<PlacementRound> {
+    let mut profiler =
+        OfflineProfiler::new(&[sharing_profiler(ShMapParameters::default().entries)]);
     let mut rounds = Vec::new();
 
     for record in records {
@@ -530,10 +512,6 @@ pub(super) fn placement_rounds(
         };
         rounds.push(PlacementRound {
             clusters: clusters.len(),
-            clustered: cluster_by_thread
-                .iter()
-                .map(|&label| label < clusters.len())
-                .collect(),
             cluster_of: cluster_by_thread,
             maps: (0..threads)
                 .map(|thread| {

@@ -5,7 +5,7 @@
 //! of arrival reveals which threads share. Only samples with physical lines (PEBS, IBS) can show it, through one filter
 //! for the whole machine.
 
-use cachemate_core::{AccessSource, ShMapParameters};
+use cachemate_core::AccessSource;
 use cachemate_sim::kernels::{self, RegionUsers};
 use cachemate_sim::machine::{SharedMemory, SimProgram};
 
@@ -13,34 +13,23 @@ use super::setup::{
     ClusterCase, ClusterSetting, LOW_ACTIVATION, SMALL_MACHINE, TIME_SCALE, ThreadPlacement,
     WINDOW_CYCLES, paper_programs, placement_rounds, run_clustering,
 };
-use crate::setup::failed;
+use crate::setup::{failed, load_machine};
 use crate::{ExperimentContext, Finding, Result, least};
 
 const TAGGED_SAMPLER_MACHINE: &str = "power5-2x2x2?counters.sampler=tagged";
 const PROCESS_COUNT: usize = 2;
 
-struct Variant {
-    name: &'static str,
-    machine: &'static str,
-    scale: u64,
-}
+/// Other conditions: name, machine and time scale.
+type Variant = (&'static str, &'static str, u64);
 
 const VARIANTS: [Variant; 3] = [
-    Variant {
-        name: "POWER5 register pair",
-        machine: SMALL_MACHINE,
-        scale: TIME_SCALE,
-    },
-    Variant {
-        name: "tagged samples (PEBS, IBS)",
-        machine: TAGGED_SAMPLER_MACHINE,
-        scale: TIME_SCALE,
-    },
-    Variant {
-        name: "half the time scale",
-        machine: SMALL_MACHINE,
-        scale: TIME_SCALE / 2,
-    },
+    ("POWER5 register pair", SMALL_MACHINE, TIME_SCALE),
+    (
+        "tagged samples (PEBS, IBS)",
+        TAGGED_SAMPLER_MACHINE,
+        TIME_SCALE,
+    ),
+    ("half the time scale", SMALL_MACHINE, TIME_SCALE / 2),
 ];
 
 /// The agreement under a condition by its position; the one after all of [`VARIANTS`] is two
@@ -60,22 +49,20 @@ fn measure_variant(
 /// The agreement of the last round that placed threads; 0 if none did.
 fn measure_agreement(
     context: &ExperimentContext<'_>,
-    variant: &Variant,
+    &(_, machine, scale): &Variant,
     case: &ClusterCase,
     seed: u64,
 ) -> Result<f64> {
     let setting = ClusterSetting {
-        scale: variant.scale,
+        scale,
         measured_windows: 1,
-        ..ClusterSetting::new(context, variant.machine, case, seed)
+        ..ClusterSetting::new(context, machine, case, seed)
     };
     let true_groups = case.true_groups(seed)?;
     let run = setting.run(&ThreadPlacement::Automatic(LOW_ACTIVATION.to_string()))?;
-    Ok(
-        placement_rounds(&run.records, true_groups.len(), setting.entries)
-            .last()
-            .map_or(0.0, |round| round.agreement(&true_groups)),
-    )
+    Ok(placement_rounds(&run.records, true_groups.len())
+        .last()
+        .map_or(0.0, |round| round.agreement(&true_groups)))
 }
 
 /// Threads `process`, `process + 2`, ... of the case's program, in a separate process.
@@ -122,20 +109,14 @@ fn measure_agreement_across_processes(
         .copied()
         .collect();
 
-    let spec = cachemate_spec::load_machine(TAGGED_SAMPLER_MACHINE)
-        .map_err(failed(TAGGED_SAMPLER_MACHINE))?;
+    let spec = load_machine(TAGGED_SAMPLER_MACHINE)?;
     let programs = (0..PROCESS_COUNT)
         .map(|process| program_of_process(case, seed, process))
         .collect::<Result<Vec<_>, _>>()?;
     let nominal_cycles = (setting.warm_up_windows + setting.measured_windows) * WINDOW_CYCLES;
     let parameters = setting.policy_parameters(LOW_ACTIVATION)?;
     let records = run_clustering(&spec, programs, nominal_cycles, parameters, true, seed)?;
-    let rounds = placement_rounds(
-        &records,
-        groups_by_arrival.len(),
-        ShMapParameters::default().entries,
-    );
-    Ok(rounds
+    Ok(placement_rounds(&records, groups_by_arrival.len())
         .last()
         .map_or(0.0, |round| round.agreement(&groups_by_arrival)))
 }
@@ -177,7 +158,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         let point = |input: (usize, usize)| {
             let variant_name = VARIANTS
                 .get(input.1)
-                .map_or("two processes", |variant| variant.name);
+                .map_or("two processes", |(name, ..)| *name);
             runs.point(input, variant_name, cases[input.0].name, |&agreement| {
                 agreement
             })

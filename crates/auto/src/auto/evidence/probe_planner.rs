@@ -150,7 +150,7 @@ impl ProbePlanner {
             let has_curve = curves.has_curve(view, *task);
             let entry_count = trace_entries_of(&task_probe.request.0);
             let is_first = entry_count.is_none_or(|entries| entries <= limits.trace_entries);
-            task_probe.is_answered |= is_answered(view, &task_probe.request.0);
+            task_probe.is_answered |= view.observation.has_completed(task_probe.request.0.id);
             task_probe.is_over |= !is_awaited(view, &task_probe.request) || has_curve && is_first;
             let phase = current_phase(view, *task);
             if (task_probe.is_answered, task_probe.phase, entry_count)
@@ -553,15 +553,10 @@ impl ProbePlanner {
     }
 }
 
-fn is_answered(view: &View<'_>, probe: &ProbeRequest) -> bool {
-    let mut results = view.observation.probe_results.iter();
-    results.any(|result| result.probe == probe.id && result.complete)
-}
-
 /// Whether a request is neither answered nor refused, and not yet too old.
 fn is_awaited(view: &View<'_>, (probe, since_ns): &OpenRequest) -> bool {
     let now_ns = view.observation.span.end_ns();
-    !is_answered(view, probe)
+    !view.observation.has_completed(probe.id)
         && !view.observation.applied.has_refused_probe(probe.id)
         && now_ns.saturating_sub(*since_ns) <= ANSWER_TIMEOUT_NS
 }

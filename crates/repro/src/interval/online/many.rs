@@ -4,11 +4,11 @@
 //! solver computes from solo curves. A step moves one color between groups, or merges two groups.
 
 use cachemate_core::SplitMix64;
-use cachemate_papers::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 
 use super::*;
+use crate::cp::colors_of_least_cost;
 use crate::cp::mixes::{PROGRAMS, draw_programs};
-use crate::{DataPoint, Finding, ReproError, ResultTarget, least};
+use crate::{DataPoint, Finding, ReproError, least};
 
 /// Length of a run that only evaluates a division: several repetitions of the programs' phases.
 const DIVISION_RUN_NS: u64 = 100_000_000_000;
@@ -99,7 +99,7 @@ fn measure_color_costs(
         )?)
         .settled)
     };
-    (1..=COLOR_COUNT).map(cost_with_colors).collect()
+    (1..=COLORS).map(cost_with_colors).collect()
 }
 
 /// Speed-ups of one mix, and each program's colors in the best known division.
@@ -125,21 +125,13 @@ fn measure_mix(
     let settled_speedup = |query: &WhatIfQuery, policy: &str| {
         Ok::<_, ReproError>(speedup_of_outcome(&run_query(context, query, policy)?).settled)
     };
-    let claim_of_program = |name: &&str| {
-        let entry = costs
-            .iter()
-            .find(|(entry_name, _)| entry_name == name)
-            .ok_or_else(|| failed(name)("has no costs"))?;
-        Ok(UnitClaim {
-            costs: entry.1.clone(),
-            min_units: 1,
-        })
+    let costs_of_program = |name: &&str| {
+        let entry = costs.iter().find(|(entry_name, _)| entry_name == name);
+        Ok(entry.ok_or_else(|| failed(name)("has no costs"))?.1.clone())
     };
-    let claims: Vec<UnitClaim> = names.iter().map(claim_of_program).collect::<Result<_>>()?;
-    let units_by_program = allocate_exactly(&claims, COLOR_COUNT, CostAggregate::Sum)
-        .map_err(failed("exact sizes"))?;
+    let costs: Vec<Vec<f64>> = names.iter().map(costs_of_program).collect::<Result<_>>()?;
     let start_split = ColorSplit(
-        units_by_program
+        colors_of_least_cost(costs)
             .iter()
             .enumerate()
             .map(|(at, &colors)| (vec![at], colors))
@@ -180,7 +172,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
 
     let two_cores = chip_with_cores(2)?;
     let measured_programs = measure_programs(context, &needed_programs, &two_cores, seed)?;
-    let color_costs = context.run_all_in_process(&measured_programs, |(name, _)| {
+    let color_costs = context.run_all(&measured_programs, |(name, _)| {
         Ok((
             *name,
             measure_color_costs(
@@ -238,15 +230,8 @@ fn policy_findings(
 
     let shortfall =
         |mix: &OnlineMix| 100.0 * (1.0 - mix.online[policy_index].0.settled / mix.best_speedup());
-    let nominal_finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
-        Finding::new(
-            "INTERVAL-4",
-            &policy_title(ONLINE_POLICIES[policy_index], title),
-            "MULTI at nominal time",
-            unit,
-            target,
-            &[(seed, value)],
-        )
+    let policy_finding = |name: &str, value: f64| {
+        Finding::declared_for(name, &[TITLE_STARTS[policy_index]], &[(seed, value)])
     };
     let worst_gain = least(
         online_mixes
@@ -254,10 +239,8 @@ fn policy_findings(
             .map(|mix| mix.settled_gain_percent(policy_index)),
     );
     vec![
-        nominal_finding(
-            "short of the best division known once settled, mean over mixes",
-            "%",
-            ResultTarget::AtMost { target: 2.0, paper_best: None },
+        policy_finding(
+            "interval-4-short-of-best",
             mean(online_mixes.iter().map(shortfall)),
         )
         .with_points(points.collect())
@@ -266,13 +249,8 @@ fn policy_findings(
              climb from the exact sizes, clusters among its steps.",
             online_mixes.len()
         )),
-        nominal_finding(
-            "gain over the shared cache once settled, worst mix",
-            "%",
-            ResultTarget::AtLeast { target: -1.0, paper_best: None },
-            worst_gain,
-        ),
-        search_price_finding("INTERVAL-4", "MULTI at nominal time", online_mixes, policy_index, seed),
+        policy_finding("interval-4-worst-gain", worst_gain),
+        search_price_finding("interval-4-price", online_mixes, policy_index, seed),
     ]
 }
 

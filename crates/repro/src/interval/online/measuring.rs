@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::niagara::{COPIES_PER_PROGRAM, KERNELS};
+use crate::setup::load_machine;
 use crate::{DataPoint, Finding};
 
 const L2_BYTES: u64 = 192 << 10;
@@ -12,8 +13,7 @@ const MEASURING_POLICY: &str =
 /// The findings of CASC-7 at nominal time: 18 threads on 8 contexts.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let seed = context.seeds[0];
-    let mut machine =
-        cachemate_spec::load_machine("niagara-2core").map_err(failed("niagara-2core"))?;
+    let mut machine = load_machine("niagara-2core")?;
     let last_cache = machine
         .caches
         .last_mut()
@@ -38,17 +38,16 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             by.split(':').next().unwrap_or(by)
         ));
         let run = run_query(context, &query, by)?;
-        let jobs = &run.results.jobs;
-        let slowdowns = jobs.iter().map(|job| job.slowdown_on_cpu);
-        let slowdowns_on_cpu: Vec<f64> = slowdowns
-            .collect::<Option<_>>()
-            .ok_or_else(|| failed(by)("a thread never ran"))?;
+        let never_ran_error = || failed(by)("a thread never ran");
+        let slowdowns_on_cpu: Vec<f64> = run
+            .jobs
+            .iter()
+            .map(|job| job.slowdown_on_cpu.ok_or_else(never_ran_error))
+            .collect::<Result<_>>()?;
+        let speeds = run.jobs.iter().filter_map(|job| Some(1.0 / job.slowdown?));
         Ok((
             mean(&slowdowns_on_cpu),
-            jobs.iter()
-                .filter_map(|job| job.slowdown)
-                .map(|slowdown| 1.0 / slowdown)
-                .sum::<f64>(),
+            speeds.sum::<f64>(),
             run.overhead_seconds,
         ))
     })?;

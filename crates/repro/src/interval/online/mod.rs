@@ -14,43 +14,33 @@ pub(super) mod sizing;
 
 use std::sync::Arc;
 
-use cachemate_core::{CacheLevel, MachineSpec};
+use cachemate_core::MachineSpec;
 use cachemate_interval::{IntervalJob, PhasedProgram};
-use serde::{Deserialize, Serialize};
 
 use super::nominal::{HOUR_PROFILE_CYCLES, measure};
 use super::whatif::{QueryOutcome, WhatIfQuery, run_query};
-use crate::cp::CHIP_MACHINE;
+use crate::cp::{COLORS, RunScale, chip_workload};
 use crate::setup::failed;
-use crate::{ExperimentContext, Finding, Result, ResultTarget, mean};
+use crate::{ExperimentContext, Finding, Result, mean};
 
 const PHASE_STRETCH: f64 = 1000.0;
-const COLOR_COUNT: u32 = 16;
 
 /// Policies that partition the cache while the programs run: the specialized one, and the one that chooses among all
 /// mechanisms.
 const ONLINE_POLICIES: [&str; 2] = ["cache-sizing", "auto"];
 
-fn policy_title(policy: &str, title: &str) -> String {
-    if policy == ONLINE_POLICIES[0] {
-        title.to_string()
-    } else {
-        format!("{policy}: {title}")
-    }
-}
+/// How the titles of findings begin for each of [`ONLINE_POLICIES`].
+const TITLE_STARTS: [&str; 2] = ["", "auto: "];
 
 /// The thesis's chip with `cores` cores on its one L2, without its L3, so that the divided cache is
 /// the last before memory.
 fn chip_with_cores(cores: u32) -> Result<MachineSpec> {
-    let mut machine = cachemate_spec::load_machine(CHIP_MACHINE).map_err(failed(CHIP_MACHINE))?;
-    machine.caches.retain(|cache| cache.level != CacheLevel::L3);
-    machine.cores_per_package = cores;
-    machine
-        .caches
-        .iter_mut()
-        .filter(|cache| cache.level == CacheLevel::L2)
-        .for_each(|cache| cache.shared_by_cores = cores);
-    Ok(machine)
+    let without_l3 = RunScale {
+        scale: 1,
+        warm_up_cycles: 0,
+        with_l3: false,
+    };
+    Ok(chip_workload(Vec::new(), cores, without_l3, 1)?.machine)
 }
 
 /// The policy that confines each program, in order of arrival, to the colors of its list.
@@ -63,40 +53,37 @@ fn confining_policy(lists: &[String]) -> String {
 }
 
 /// Sum of the programs' speeds relative to running alone, once settled and over the whole run.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Speedup {
     settled: f64,
     whole: f64,
 }
 
-/// The mean speed relative to running alone, from the slowdowns in stretches of equal length.
-fn mean_speed(slowdowns: &[f64]) -> f64 {
-    mean(slowdowns.iter().map(|slowdown| 1.0 / slowdown))
+/// The mean speed relative to running alone, from the slowdowns in stretches of equal length; NaN
+/// if the job ran in none.
+fn mean_speed(slowdowns: &[Option<f64>]) -> f64 {
+    mean(slowdowns.iter().flatten().map(|slowdown| 1.0 / slowdown))
+}
+
+/// The last quarter of a job's slowdowns over time, in which a policy has settled.
+fn settled_part(slowdowns: &[Option<f64>]) -> &[Option<f64>] {
+    &slowdowns[slowdowns.len() * 3 / 4..]
 }
 
 fn speedup_of_outcome(outcome: &QueryOutcome) -> Speedup {
-    let mean_or_zero = |slowdowns: Vec<f64>| {
-        if slowdowns.is_empty() {
-            0.0
-        } else {
-            mean_speed(&slowdowns)
-        }
+    // A job that never ran has no speed, and adds none.
+    let speed_or_zero = |slowdowns: &[Option<f64>]| {
+        let speed = mean_speed(slowdowns);
+        if speed.is_nan() { 0.0 } else { speed }
     };
-    let jobs = 0..outcome.slowdowns.len();
+    let rows = || outcome.slowdowns_over_time.iter();
     Speedup {
-        settled: jobs
-            .map(|job| mean_or_zero(outcome.settled_slowdowns(job)))
-            .sum(),
-        whole: outcome
-            .slowdowns
-            .iter()
-            .map(|row| mean_or_zero(row.iter().copied().flatten().collect()))
-            .sum(),
+        settled: rows().map(|row| speed_or_zero(settled_part(row))).sum(),
+        whole: rows().map(|row| speed_or_zero(row)).sum(),
     }
 }
 
 /// Weighted speed-ups of programs that share one cache.
-#[derive(Serialize, Deserialize)]
 struct OnlineMix {
     name: String,
     shared: f64,
@@ -133,24 +120,17 @@ fn run_online(context: &ExperimentContext<'_>, query: &WhatIfQuery) -> Result<Ve
 
 /// The finding about the gain that a policy loses while it searches.
 fn search_price_finding(
-    id: &str,
-    paper: &str,
+    name: &str,
     mixes: &[OnlineMix],
     policy_index: usize,
     seed: u64,
 ) -> Finding {
-    let title = "price of the search: gain once settled less gain over the whole run";
     let price = |mix: &OnlineMix| {
         mix.settled_gain_percent(policy_index) - mix.whole_gain_percent(policy_index)
     };
-
-    let title = policy_title(ONLINE_POLICIES[policy_index], title);
-    Finding::new(
-        id,
-        &title,
-        paper,
-        "points",
-        ResultTarget::Shown,
+    Finding::declared_for(
+        name,
+        &[TITLE_STARTS[policy_index]],
         &[(seed, mean(mixes.iter().map(price)))],
     )
 }
@@ -197,7 +177,7 @@ fn measure_programs(
         names.len()
     ));
 
-    context.run_all_in_process(&names, |&name| {
+    context.run_all(&names, |&name| {
         Ok((
             name,
             Arc::new(measure(

@@ -3,7 +3,8 @@
 use cachemate_core::SplitMix64;
 
 use super::*;
-use crate::{DataPoint, Finding, ResultTarget};
+use crate::setup::load_machine;
+use crate::{DataPoint, Finding};
 
 /// The paper's ten programs (CA).
 const PAPER_PROGRAMS: [&str; 10] = [
@@ -21,7 +22,7 @@ const PAPER_PROGRAMS: [&str; 10] = [
 
 /// The findings of CA-6 at nominal time: DIO on four cores against all schedules.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
-    let machine = cachemate_spec::load_machine("xeon-x5365-4").map_err(failed("xeon-x5365-4"))?;
+    let machine = load_machine("xeon-x5365-4")?;
     let seed = context.seeds[0];
     let mut generator = SplitMix64::new(seed);
     let drawn_mixes: Vec<[&'static str; 4]> = (0..context.pick(2, 8))
@@ -99,35 +100,9 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             ]
         });
 
-    let target = ResultTarget::AtMost {
-        target: 2.0,
-        paper_best: None,
-    };
-    let nominal_finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
-        Finding::new(
-            "INTERVAL-3",
-            title,
-            "CA-6 at nominal time: within 2 %",
-            unit,
-            target,
-            &[(seed, value)],
-        )
-    };
-
     Ok(vec![
-        nominal_finding(
-            "DIO short of the best schedule of four programs, worst mix",
-            "%",
-            target,
-            max_shortfall,
-        )
-        .with_points(points.collect())
-        .with_note("Weighted speed-up on the interval machine, windows of 10^9 cycles."),
-        nominal_finding(
-            "price of the search, mean",
-            "points",
-            ResultTarget::Shown,
-            mean(&settling_costs),
-        ),
+        Finding::declared("interval-3-short-of-best", &[(seed, max_shortfall)])
+            .with_points(points.collect()),
+        Finding::declared("interval-3-price", &[(seed, mean(&settling_costs))]),
     ])
 }

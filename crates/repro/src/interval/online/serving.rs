@@ -89,7 +89,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let small_share_colors = 1;
     let rate_level = LEVEL_SHARE * measure_rate(small_share_colors, FIRST_CLIENT_COUNT)?;
     let mut reachable_colors = None;
-    for colors in small_share_colors..=COLOR_COUNT {
+    for colors in small_share_colors..=COLORS {
         if reachable_colors.is_none() && measure_rate(colors, CLIENT_COUNT)? >= rate_level {
             reachable_colors = Some(colors);
         }
@@ -112,7 +112,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         level: rate_level,
         reachable: reachable_colors.is_some(),
         small: small_share_colors,
-        large: reachable_colors.unwrap_or(COLOR_COUNT),
+        large: reachable_colors.unwrap_or(COLORS),
         managed: managed_windows,
         static_small: collect_windows(
             context,
@@ -123,7 +123,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         static_large: collect_windows(
             context,
             &changing_load_query,
-            &fixed_policy(reachable_colors.unwrap_or(COLOR_COUNT)),
+            &fixed_policy(reachable_colors.unwrap_or(COLORS)),
         )?
         .0,
     };

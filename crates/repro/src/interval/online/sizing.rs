@@ -1,7 +1,7 @@
 //! INTERVAL-2: pairs of the thesis, sized online (RM-4 at nominal time).
 
 use super::*;
-use crate::{DataPoint, Finding, ResultTarget, greatest};
+use crate::{DataPoint, Finding, greatest};
 
 /// Pairs of the thesis (RM-4) except the one with a multithreaded program.
 const PAIRS: [(&str, &str); 6] = [
@@ -31,11 +31,11 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         let speedup_at_split = |first_colors: &u32| {
             let split_policy = confining_policy(&[
                 format!("0-{}", first_colors - 1),
-                format!("{first_colors}-{}", COLOR_COUNT - 1),
+                format!("{first_colors}-{}", COLORS - 1),
             ]);
             Ok(speedup_of_outcome(&run_query(context, &query, &split_policy)?).settled)
         };
-        let speedups_by_split = (1..COLOR_COUNT)
+        let speedups_by_split = (1..COLORS)
             .collect::<Vec<u32>>()
             .iter()
             .map(speedup_at_split)
@@ -79,30 +79,12 @@ fn sizing_findings(sized_pairs: &[OnlineMix], policy_index: usize, seed: u64) ->
 
     let mean_gain = |metric: &dyn Fn(&OnlineMix) -> f64| mean(sized_pairs.iter().map(metric));
     let (best_gain, settled_gain) = (mean_gain(&best_gain), mean_gain(&settled_gain));
-    let nominal_finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
-        Finding::new(
-            "INTERVAL-2",
-            &policy_title(ONLINE_POLICIES[policy_index], title),
-            "RM-4 at nominal time",
-            unit,
-            target,
-            &[(seed, value)],
-        )
+    let policy_finding = |name: &str, value: f64| {
+        Finding::declared_for(name, &[TITLE_STARTS[policy_index]], &[(seed, value)])
     };
-    let at_least_target = |target: f64| ResultTarget::AtLeast {
-        target,
-        paper_best: None,
-    };
-    let unit_text = format!("of {} pairs", sized_pairs.len());
-
-    // The same fraction as five of RM-4's seven.
-    let target_count = (5.0 * sized_pairs.len() as f64 / 7.0).ceil();
     vec![
-        nominal_finding("pairs whose online split is within 1 % of the best", &unit_text, at_least_target(target_count), near_count).with_points(points.concat()).with_note(
-            "L3 off, the interval machine, which has one contended cache; one pair of RM-4 is left out, as its program has \
-             several threads. Gains are of weighted speed-up.",
-        ),
-        nominal_finding("online gain over the best split's, in the mean", "%", at_least_target(90.0), 100.0 * settled_gain / best_gain),
-        search_price_finding("INTERVAL-2", "RM-4 at nominal time", sized_pairs, policy_index, seed),
+        policy_finding("interval-2-near-best", near_count).with_points(points.concat()),
+        policy_finding("interval-2-share-of-best", 100.0 * settled_gain / best_gain),
+        search_price_finding("interval-2-price", sized_pairs, policy_index, seed),
     ]
 }

@@ -124,6 +124,8 @@ impl Parameters {
 const COPIES_OF_A_CONFIRMED_CHANGE: f64 = 2.0;
 /// Number of windows between two proposals with the same co-runners in the same phases.
 const PROPOSAL_INTERVAL_WINDOWS: u64 = 30;
+/// A goal counts as missed if the probability that noise explains it is at most this.
+const MISSED_GOAL_PROBABILITY: f64 = 0.01;
 
 struct CacheSizing {
     parameters: Parameters,
@@ -254,7 +256,14 @@ impl CacheSizing {
             .iter()
             .map(|process| build_claimant(view, domain, process, evidence, parameters))
             .collect::<Option<_>>()?;
-        raise_floors_of_unmet_goals(evidence, domain, &mut claimants, current_shares, reasons);
+        raise_floors_of_unmet_goals(
+            view,
+            evidence,
+            domain,
+            &mut claimants,
+            current_shares,
+            reasons,
+        );
         let lifetime_ns = evidence.expected_lifetime_ns(parameters.window_ns);
         let forecast = SizingForecast {
             view,
@@ -359,9 +368,9 @@ fn build_claimant(
     };
 
     let min_units = evidence
-        .insufficient_units
+        .insufficient_sizes
         .get(&cache_process.process)
-        .map_or(1, |units| units + 1);
+        .map_or(1, |size| size.units + 1);
     let demand =
         evidence.apply_bounds(cache_process, DemandCurve::mean_of_curves(&thread_demands)?);
     Some(Claimant {
@@ -710,9 +719,10 @@ impl SizingForecast<'_> {
     }
 }
 
-/// Raises the minimum share of programs whose goals measurements show to be missed. They need more than their present
-/// share, whatever the curve predicts.
+/// Raises the minimum share of programs whose goals measurements show to be missed, by more than their noise. They need
+/// more than their present share, whatever the curve predicts.
 fn raise_floors_of_unmet_goals(
+    view: &View<'_>,
     evidence: &mut ShareEvidence,
     domain: &PartitionedCache<'_>,
     claimants: &mut [Claimant],
@@ -724,30 +734,29 @@ fn raise_floors_of_unmet_goals(
     }
 
     for (claimant, cache_process) in claimants.iter_mut().zip(&domain.processes) {
-        let measured_cycles = evidence
-            .speeds
-            .measured_speed(cache_process.process)
-            .map(|speed| speed.cycles_per_instr);
+        let process = cache_process.process;
+        let speeds = &evidence.speeds;
+        let cycles = speeds
+            .measured_speed(process)
+            .map(|speed| speed.cycles_per_instr)
+            .zip(speeds.min_cycles_per_instr(process, MISSED_GOAL_PROBABILITY));
         let share = current_shares.iter().find(|share| {
             share
                 .members
                 .contains(&ShareMember::Process(cache_process.process))
         });
-        let (Some(limit), Some(cycles), Some(share)) =
-            (claimant.max_slowdown, measured_cycles, share)
+        let (Some(limit), Some((cycles, min_cycles)), Some(share)) =
+            (claimant.max_slowdown, cycles, share)
         else {
             continue;
         };
-        if !claimant.misses_goal(cycles, limit) {
+        if !claimant.misses_goal(min_cycles, limit) {
             continue;
         }
 
         let units = share.units.set().count();
         claimant.min_units = claimant.min_units.max(units + 1);
-        let is_new_result = evidence
-            .insufficient_units
-            .insert(cache_process.process, units)
-            != Some(units);
+        let is_new_result = evidence.record_insufficient(process, units, view.observation.window);
         if is_new_result
             && units + (current_shares.len() as u32 - 1) * domain.partition_units.min_units()
                 >= domain.partition_units.units()

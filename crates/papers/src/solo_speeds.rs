@@ -68,7 +68,25 @@ impl SoloSpeeds {
 /// Smallest limit of a slowdown by which a slack is divided.
 const MIN_LIMIT: f64 = 0.001;
 
-/// The part of a process's promise that is to spare in this window, as a mean over its threads: of the limit of its
+/// The mean slowdown of tasks, weighted by their run time: a thread that hardly ran says little about its program. `None`
+/// if none of those that ran has a known slowdown.
+pub fn mean_slowdown(
+    tasks: &[&TaskSample],
+    slowdown_of: impl Fn(&TaskSample) -> Option<f64>,
+) -> Option<f64> {
+    let running = tasks.iter().filter(|task| task.has_run());
+    let slowdowns: Vec<(f64, f64)> = running
+        .filter_map(|task| Some((slowdown_of(task)?, task.ran_ns() as f64)))
+        .collect();
+    let total_ns: f64 = slowdowns.iter().map(|(_, ran_ns)| ran_ns).sum();
+    let shares = slowdowns
+        .iter()
+        .map(|(slowdown, ran_ns)| slowdown * (ran_ns / total_ns));
+    let mean = shares.sum::<f64>();
+    (total_ns > 0.0 && mean.is_finite()).then_some(mean)
+}
+
+/// The part of a process's promise that is to spare in this window, as a mean over its threads by run time: of the limit of its
 /// slowdown or, if it has none, of its rate of work. Negative if the promise is missed; `None` if there is no promise
 /// or no measure of it.
 pub fn promise_slack(
@@ -79,14 +97,12 @@ pub fn promise_slack(
     let goal = cache_process.goal();
     if let Some(limit) = goal.max_slowdown {
         let elapsed_ns = view.observation.span.elapsed_ns;
-        let running = cache_process.tasks.iter().filter(|task| task.has_run());
-        let slowdown_of = |task: &&TaskSample| {
+        let slowdown_of = |task: &TaskSample| {
             let profile = view.profiles.get(&task.task)?;
             solo_speeds.slowdown_over_solo(task, elapsed_ns, profile)
         };
-        let slowdowns: Vec<f64> = running.filter_map(slowdown_of).collect();
-        let mean = slowdowns.iter().sum::<f64>() / slowdowns.len() as f64;
-        return mean.is_finite().then(|| 1.0 - mean / limit.max(MIN_LIMIT));
+        let mean = mean_slowdown(&cache_process.tasks, slowdown_of)?;
+        return Some(1.0 - mean / limit.max(MIN_LIMIT));
     }
 
     let min_rate = goal.min_rate?;

@@ -83,9 +83,12 @@ pub fn metrics_of(
 
 /// The metric of a task's promised rate: reported work if the task reports any, and otherwise instructions. `None` if
 /// another thread of the task's process reports work on its behalf.
-pub fn promised_work(task: &TaskSample, samples: &[TaskSample]) -> Option<WorkMetric> {
+pub fn promised_work<'a>(
+    task: &TaskSample,
+    samples: impl IntoIterator<Item = &'a TaskSample>,
+) -> Option<WorkMetric> {
     let mut live_siblings = samples
-        .iter()
+        .into_iter()
         .filter(|sibling| sibling.process == task.process && !sibling.exited);
     match task.progress {
         Some(_) => Some(WorkMetric::Reported),

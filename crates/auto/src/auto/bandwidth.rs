@@ -31,7 +31,7 @@ use cachemate_core::{
 use cachemate_papers::partition::partitioned_cache::{
     CacheProcess, movable_processes, processes_of,
 };
-use cachemate_papers::solo_speeds::{SoloSpeeds, promise_slack};
+use cachemate_papers::solo_speeds::{SoloSpeeds, mean_slowdown, promise_slack};
 use serde::Deserialize;
 
 /// Windows after a change that do not count, because caches and queues settle.
@@ -224,6 +224,8 @@ struct NodeThrottles {
     saved_slack: f64,
     /// Slack before the first limit.
     unlimited_slack: f64,
+    /// Decisions in a row that were put off because a limited program moved nothing.
+    blind_decisions: u64,
     /// Nothing is limited, because limits did not help.
     pause: Pause,
 }
@@ -317,54 +319,89 @@ impl NodeThrottles {
         step
     }
 
+    /// Observes a window in which a limit was only shown, and no longer shows it once the promise is kept without it.
+    fn observe_shown(&mut self, slack: f64) -> Option<RuleStep> {
+        self.slack_windows = if slack < 0.0 {
+            0
+        } else {
+            self.slack_windows + 1
+        };
+        if self.slack_windows < CALM_WINDOWS {
+            return None;
+        }
+        (self.slack_sum, self.slack_windows) = (0.0, 0);
+        let released = self.throttles.pop()?;
+        Some(RuleStep::Released(released.aggressor.process))
+    }
+
+    /// Undoes a step back that has not proven itself, or lowers one limit, or releases all if there is none to lower.
     fn tighten(
         &mut self,
         mean_slack: f64,
         aggressors: &[Aggressor],
         window: u64,
     ) -> Option<RuleStep> {
-        if let Some(throttle) = self.throttles.iter_mut().find(|t| t.raised_from.is_some()) {
-            self.saved_slack = -throttle.record_failure(window, mean_slack);
-            throttle.level = throttle.raised_from.take().unwrap_or(throttle.level);
-            return Some(RuleStep::Lowered(
-                throttle.aggressor.process,
-                throttle.level,
-            ));
+        if let Some(step) = self.undo_raise(mean_slack, window) {
+            return Some(step);
         }
-
         if window < self.pause.until {
             return None;
         }
+        match self.next_to_lower(aggressors) {
+            Some(aggressor) => Some(self.lower(aggressor, mean_slack, window)),
+            None => self.release_useless(mean_slack, aggressors, window),
+        }
+    }
+
+    fn undo_raise(&mut self, mean_slack: f64, window: u64) -> Option<RuleStep> {
+        let mut throttles = self.throttles.iter_mut();
+        let throttle = throttles.find(|throttle| throttle.raised_from.is_some())?;
+        self.saved_slack = -throttle.record_failure(window, mean_slack);
+        throttle.level = throttle.raised_from.take().unwrap_or(throttle.level);
+        let process = throttle.aggressor.process;
+        Some(RuleStep::Lowered(process, throttle.level))
+    }
+
+    /// The program that moves most bytes among those whose limit is not the smallest; the first of equal ones. A program
+    /// that moves little beside the largest is none of them.
+    fn next_to_lower<'a>(&self, aggressors: &'a [Aggressor]) -> Option<&'a Aggressor> {
         let can_be_lowered = |aggressor: &&Aggressor| {
             let mut throttles = self.throttles.iter();
             let throttle = throttles.find(|t| t.aggressor.process == aggressor.process);
             throttle.is_none_or(|throttle| throttle.level > aggressor.lever.min_level())
         };
-
         let largest = aggressors.iter().map(|a| a.bytes).fold(0.0, f64::max);
         let candidates = aggressors
             .iter()
             .filter(|aggressor| aggressor.bytes >= MIN_TRAFFIC_SHARE * largest)
             .filter(can_be_lowered);
-        let Some(aggressor) = candidates.reduce(|a, b| if b.bytes > a.bytes { b } else { a })
-        else {
-            let has_helped = mean_slack - self.unlimited_slack >= MIN_HELP;
-            if self.throttles.is_empty() || has_helped {
-                return None;
-            }
-            self.throttles.clear();
-            self.pause.begin(window);
-            return Some(RuleStep::ReleasedAll);
-        };
+        candidates.reduce(|a, b| if b.bytes > a.bytes { b } else { a })
+    }
 
+    /// Releases all limits if limits down to the smallest have not helped.
+    fn release_useless(
+        &mut self,
+        mean_slack: f64,
+        aggressors: &[Aggressor],
+        window: u64,
+    ) -> Option<RuleStep> {
+        let has_helped = mean_slack - self.unlimited_slack >= MIN_HELP;
+        if self.throttles.is_empty() || has_helped || self.awaits_evidence(aggressors) {
+            return None;
+        }
+        self.throttles.clear();
+        self.pause.begin(window);
+        Some(RuleStep::ReleasedAll)
+    }
+
+    /// Lowers the limit of a program: by one step if its level held until now, and otherwise by a half.
+    fn lower(&mut self, aggressor: &Aggressor, mean_slack: f64, window: u64) -> RuleStep {
+        self.blind_decisions = 0;
         if self.throttles.is_empty() {
             self.unlimited_slack = mean_slack;
         }
-
-        let index = self
-            .throttles
-            .iter()
-            .position(|throttle| throttle.aggressor.process == aggressor.process);
+        let mut throttles = self.throttles.iter();
+        let index = throttles.position(|t| t.aggressor.process == aggressor.process);
         let mut throttle = match index {
             Some(index) => self.throttles.remove(index),
             None => Throttle {
@@ -376,22 +413,34 @@ impl NodeThrottles {
             },
         };
 
-        // A level that held until now is left by one step, and everything else is halved.
-        let held_until_now = std::mem::take(&mut throttle.has_held);
+        let has_held = std::mem::take(&mut throttle.has_held);
         self.saved_slack = -throttle.record_failure(window, mean_slack);
-        let lever = throttle.aggressor.lever;
-        let (process, level) = (throttle.aggressor.process, throttle.level);
-        throttle.level = if held_until_now {
-            lever.step_down(level)
+        let Aggressor { process, lever, .. } = throttle.aggressor;
+        let step = if has_held {
+            throttle.level = lever.step_down(throttle.level);
+            RuleStep::Lowered(process, throttle.level)
         } else {
-            lever.halve(level)
+            throttle.level = lever.halve(throttle.level);
+            RuleStep::Halved(process, throttle.level)
         };
-        let new_level = throttle.level;
         self.throttles.push(throttle);
-        Some(match held_until_now {
-            true => RuleStep::Lowered(process, new_level),
-            false => RuleStep::Halved(process, new_level),
-        })
+        step
+    }
+
+    /// Whether a limited program that moved nothing in this window may still be lowered, so that limits down to the
+    /// smallest were not tried. Such a program is waited for as long as a failed level.
+    fn awaits_evidence(&mut self, aggressors: &[Aggressor]) -> bool {
+        let is_unseen = |throttle: &Throttle| {
+            let Aggressor { process, lever, .. } = throttle.aggressor;
+            let is_seen = aggressors.iter().any(|now| now.process == process);
+            throttle.level > lever.min_level() && !is_seen
+        };
+        self.blind_decisions = if self.throttles.iter().any(is_unseen) {
+            self.blind_decisions + 1
+        } else {
+            0
+        };
+        (1..RETRY_WINDOWS.0).contains(&self.blind_decisions)
     }
 
     /// Takes a step back: of the program that was limited last, unless its next level is known to fail.
@@ -431,12 +480,36 @@ pub struct BandwidthGuard {
     by_node: BTreeMap<u32, NodeThrottles>,
     /// Programs whose limit the machine refused.
     refused: BTreeMap<ProcessId, Pause>,
-    /// CPUs that the last plan gave to limited tasks, and those that it would have given them otherwise.
-    narrowed: BTreeMap<TaskId, (CpuSet, Option<CpuSet>)>,
+    narrowed: BTreeMap<TaskId, NarrowedTask>,
+    /// CPUs that the last plan gave to limited tasks.
+    narrowed_cpus: CpuSet,
     /// Processes with a promise for which CPUs were taken in this window.
     goal_processes: Vec<ProcessId>,
     /// Windows in a row in which probes disturbed the programs.
     disturbed_windows: u32,
+}
+
+/// A task that has or had fewer CPUs because of its process's limit. A plan to which the verifier returns may still have
+/// any of the CPU sets that this rule gave it.
+#[derive(Debug, Default)]
+struct NarrowedTask {
+    /// The CPU sets that the rule gave it, the last one at the end.
+    given: Vec<CpuSet>,
+    /// The CPUs that it would have otherwise.
+    before: Option<CpuSet>,
+}
+
+/// Number of CPU sets that are remembered for a task.
+const MAX_GIVEN_SETS: usize = 16;
+
+impl NarrowedTask {
+    fn record(&mut self, cpus: &CpuSet) {
+        self.given.retain(|given| given != cpus);
+        if self.given.len() == MAX_GIVEN_SETS {
+            self.given.remove(0);
+        }
+        self.given.push(cpus.clone());
+    }
 }
 
 impl BandwidthGuard {
@@ -444,8 +517,9 @@ impl BandwidthGuard {
     pub fn remove_from(&self, plan: &Plan) -> Plan {
         let mut plan = plan.clone();
         plan.bandwidth.clear();
-        for (task, (narrowed, before)) in &self.narrowed {
-            if plan.affinity.get(task) == Some(narrowed) {
+        for (task, NarrowedTask { given, before }) in &self.narrowed {
+            let cpus = plan.affinity.get(task);
+            if cpus.is_some_and(|cpus| given.contains(cpus)) {
                 match before {
                     Some(cpus) => _ = plan.affinity.insert(*task, cpus.clone()),
                     None => _ = plan.affinity.remove(task),
@@ -479,7 +553,6 @@ impl BandwidthGuard {
     /// invalid. `view` has the plan with the limits. Returns whether a limit ended.
     pub fn drop_ended(&mut self, view: &View<'_>) -> bool {
         let cpus_by_node = node_cpus(view);
-        let promised = promised_processes(view);
         let count = |by_node: &BTreeMap<u32, NodeThrottles>| -> usize {
             by_node.values().map(|node| node.throttles.len()).sum()
         };
@@ -491,7 +564,11 @@ impl BandwidthGuard {
         }
         self.refused
             .retain(|process, _| view.live_tasks().any(|task| task.process == *process));
+        if self.by_node.is_empty() {
+            return false;
+        }
 
+        let promised = promised_processes(view);
         for (node, throttles) in &mut self.by_node {
             // A service without a request in this window is still where it ran last.
             let has_left = |process: &CacheProcess<'_>| {
@@ -517,13 +594,8 @@ impl BandwidthGuard {
     /// Returns whether a limit changes.
     pub fn observe(&mut self, view: &View<'_>, levers: Levers, reasons: &mut Vec<Reason>) -> bool {
         self.goal_processes.clear();
+        self.solo_speeds.observe(view.observation);
         if levers == Levers::Off {
-            return false;
-        }
-
-        // What is only shown has no effect that a further step could follow.
-        let has_limits = self.by_node.values().any(|node| !node.throttles.is_empty());
-        if view.observation.applied.is_only_proposed && has_limits {
             return false;
         }
 
@@ -537,10 +609,12 @@ impl BandwidthGuard {
         }
 
         let mut has_changed = false;
-        self.solo_speeds.observe(view.observation);
         let window = view.observation.window;
-        let processes = movable_processes(view);
         let all_promised = promised_processes(view);
+        if all_promised.is_empty() {
+            return false;
+        }
+        let processes = movable_processes(view);
 
         for (node, cpus) in node_cpus(view) {
             let promised = all_promised.iter();
@@ -573,7 +647,14 @@ impl BandwidthGuard {
                     pause.is_none_or(|pause| window >= pause.until)
                 });
                 has_changed |= throttles.follow(&aggressors);
-                let step = throttles.observe(slack, &aggressors, window);
+                // What is only shown has no effect that a further step could follow.
+                let is_shown =
+                    view.observation.applied.is_only_proposed && !throttles.throttles.is_empty();
+                let step = if is_shown {
+                    throttles.observe_shown(slack)
+                } else {
+                    throttles.observe(slack, &aggressors, window)
+                };
                 has_changed |= step.is_some();
 
                 if let Some(step) = step {
@@ -655,10 +736,15 @@ impl BandwidthGuard {
     /// Replaces the limits of a plan, and narrows the CPUs of programs that no limit can reach.
     pub fn write_into_plan(&mut self, view: &View<'_>, plan: &mut Plan) {
         plan.bandwidth.clear();
-        let old_cpus: CpuSet = std::mem::take(&mut self.narrowed)
-            .values()
-            .flat_map(|(cpus, _)| cpus.iter())
-            .collect();
+        let live_tasks = view.observation.live_tasks();
+        self.narrowed.retain(|task, _| live_tasks.contains(task));
+        for (task, narrowed) in &mut self.narrowed {
+            narrowed.before = plan.affinity.get(task).cloned();
+            // CPUs that another mechanism gives it are no longer this rule's.
+            let NarrowedTask { given, before } = narrowed;
+            given.retain(|cpus| Some(cpus) != before.as_ref());
+        }
+        let old_cpus = std::mem::take(&mut self.narrowed_cpus);
         let throttles = self.by_node.values().flat_map(|node| &node.throttles);
 
         for throttle in throttles.filter(|throttle| throttle.aggressor.can_be_limited(view)) {
@@ -703,7 +789,10 @@ impl BandwidthGuard {
                             continue;
                         }
                         plan.affinity.insert(task.task, narrowed.clone());
-                        self.narrowed.insert(task.task, (narrowed.clone(), before));
+                        let record = self.narrowed.entry(task.task).or_default();
+                        record.record(&narrowed);
+                        record.before = before;
+                        self.narrowed_cpus.extend(narrowed.iter());
                     }
                 }
             }
@@ -808,6 +897,12 @@ fn aggressors(view: &View<'_>, processes: &[CacheProcess<'_>], cpus: &CpuSet) ->
     let caches = view.topology.online_last_levels();
     let elapsed_s = view.observation.span.elapsed_ns as f64 / 1e9;
 
+    let unmovable_processes: BTreeSet<ProcessId> = view
+        .live_tasks()
+        .filter(|task| task.unmovable)
+        .map(|task| task.process)
+        .collect();
+
     let describe = |process: &CacheProcess<'_>| {
         let (cache, cache_cpus) = caches
             .iter()
@@ -849,7 +944,11 @@ fn aggressors(view: &View<'_>, processes: &[CacheProcess<'_>], cpus: &CpuSet) ->
         .iter()
         .filter(|process| !process.is_promised() && process.runs_mostly_on(cpus))
         .filter_map(describe)
-        .filter(|aggressor| aggressor.bytes > 0.0 && aggressor.can_be_limited(view))
+        .filter(|aggressor| {
+            // All of them have a thread that may be moved, which suffices for fewer CPUs.
+            let is_movable = !unmovable_processes.contains(&aggressor.process);
+            aggressor.bytes > 0.0 && (aggressor.lever == Lever::Cpus || is_movable)
+        })
         .collect()
 }
 
@@ -860,16 +959,15 @@ fn modeled_slack(view: &View<'_>, process: &CacheProcess<'_>) -> Option<f64> {
     let last_level = last_levels
         .filter_map(|cache| Some((cache.level, cache.size_bytes?)))
         .max_by_key(|(_, bytes)| *bytes);
-    let slowdown = |task: &&TaskSample| {
+    let slowdown = |task: &TaskSample| {
         let profile = view.profiles.get(&task.task)?;
         let solo = solo_cycles(task, profile, last_level)?;
         let count = |event| task.counts.get(event).filter(|count| *count > 0.0);
         let cycles = count(CounterEvent::Cycles)? / count(CounterEvent::Instructions)?;
         Some(cycles / solo.cycles_per_instr.value - 1.0)
     };
-    let slowdowns: Vec<f64> = process.tasks.iter().filter_map(slowdown).collect();
-    let mean = slowdowns.iter().sum::<f64>() / slowdowns.len() as f64;
-    (mean.is_finite() && max_slowdown > 0.0).then(|| 1.0 - mean / max_slowdown)
+    let mean = mean_slowdown(&process.tasks, slowdown)?;
+    (max_slowdown > 0.0).then(|| 1.0 - mean / max_slowdown)
 }
 
 /// The lines that missed the last level, as bytes; `None` if misses were not counted.

@@ -256,55 +256,49 @@ impl Policy for Auto {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let merged_profiles = (!self.parameters.includes(PolicyPart::Phases))
             .then(|| phases::merge_phases(view.profiles));
-        let view = &View {
+        let reported = View {
             profiles: merged_profiles.as_ref().unwrap_or(view.profiles),
             ..*view
         };
-        let mut reasons = Vec::new();
-        if self.bandwidth_guard.drop_ended(view) {
+        if self.bandwidth_guard.drop_ended(&reported) {
             self.measured_windows.restart(0);
         }
         // The limits of the path to memory follow from the promises of each window, so no plan keeps them.
-        let unlimited_plan = self.bandwidth_guard.remove_from(view.previous_plan);
-        let view = &View {
+        let unlimited_plan = self.bandwidth_guard.remove_from(reported.previous_plan);
+        let unlimited = View {
             previous_plan: &unlimited_plan,
-            ..*view
+            ..reported
         };
-        let mut kept_plan = self.judge(view, &mut reasons);
+        let mut reasons = Vec::new();
+        let kept_plan = self.judge(&unlimited, &mut reasons);
 
-        let plan_in_force = view.plan_in_force();
-        let is_only_proposed = view.observation.applied.is_only_proposed;
-        let view = &View {
+        // Evidence belongs to the plan in force. On a host that only observes, that is not the previous plan.
+        let plan_in_force = unlimited.plan_in_force();
+        let in_force = View {
             previous_plan: &plan_in_force,
-            ..*view
+            ..unlimited
         };
+        let is_only_proposed = in_force.observation.applied.is_only_proposed;
         let unproposed_plan =
-            is_only_proposed.then(|| DecidedPlan::from_previous(&plan_in_force, view));
-        let is_counted = self.observe(view, &mut reasons);
+            is_only_proposed.then(|| DecidedPlan::from_previous(&plan_in_force, &in_force));
+        let is_counted = self.observe(&in_force, &mut reasons);
         let proposal = if is_counted {
             let current_plan = unproposed_plan.as_ref().unwrap_or(&kept_plan);
-            self.search(view, current_plan, &mut reasons)
+            self.search(&in_force, current_plan, &mut reasons)
         } else {
             None
         };
         // A proposal stands until a search finds that the plan in force is best; one without models finds nothing.
-        if let Some(unproposed_plan) = unproposed_plan
-            && self.searches.results_window == Some(view.observation.window)
-        {
-            kept_plan = unproposed_plan;
-        }
-        let (mut plan, verification) = self.propose(view, kept_plan, proposal);
+        let has_results = self.searches.results_window == Some(in_force.observation.window);
+        let kept_plan = unproposed_plan.filter(|_| has_results).unwrap_or(kept_plan);
+        let (mut plan, verification) = self.propose(&in_force, kept_plan, proposal);
         if is_counted {
-            plan.probes = self.plan_probes(view);
+            plan.probes = self.plan_probes(&in_force);
         }
         Decision {
             plan,
             reasons,
-            forecast: if is_counted {
-                self.forecast.clone()
-            } else {
-                None
-            },
+            forecast: self.forecast.clone().filter(|_| is_counted),
             verification,
         }
     }
@@ -339,35 +333,9 @@ impl Auto {
     /// Learns from the verifier's verdict, if there is one. Returns the plan to keep: that in force, or the one before
     /// a change whose measurement was interrupted.
     fn judge(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> DecidedPlan {
-        let mut restored_plan = None;
-        if let Some(ChangeVerdict { outcome, plan, .. }) = view.verdicts.latest() {
-            let is_kept = matches!(
-                outcome,
-                VerificationOutcome::NotSlower | VerificationOutcome::NotMeasured
-            );
-            if !is_kept {
-                self.measured_windows.restart(0);
-                self.forecast = None;
-            }
-            if let Some(change) = self.unverified_change.take() {
-                let is_interrupted = *outcome == VerificationOutcome::Interrupted;
-                let is_throttle = change.origin == ChangeOrigin::Throttle;
-                if is_throttle {
-                    let window = view.observation.window;
-                    self.bandwidth_guard.observe_verdict(*outcome, window);
-                }
-                if is_interrupted && change.origin != ChangeOrigin::Plan && !is_throttle {
-                    restored_plan = Some(change.plan_before.clone());
-                }
-                let is_slower = *outcome == VerificationOutcome::Slower && !is_throttle;
-                if is_slower && change.plan_before.matches(plan) {
-                    let input = self.searches.last_results.as_ref();
-                    self.forecast =
-                        input.map(|input| self.forecast_of(input, &change.layout_before));
-                }
-                self.partition_climb.record(change, *outcome);
-            }
-        }
+        let verdict = view.verdicts.latest();
+        let restored_plan =
+            verdict.and_then(|verdict| self.observe_verdict(verdict, view.observation.window));
         self.confinements.observe_verdict(view);
 
         let Some(restored_plan) = restored_plan else {
@@ -378,6 +346,39 @@ impl Auto {
         let tasks = view.live_tasks().map(|sample| sample.task).collect();
         reasons.push(Reason::new(tasks, text.to_string(), Vec::new()));
         DecidedPlan::from_previous(&restored_plan.0, view)
+    }
+
+    /// Records a verdict, and its consequence for the change that was measured. Returns the plan before a change of
+    /// partitions whose measurement was interrupted.
+    fn observe_verdict(&mut self, verdict: &ChangeVerdict, window: u64) -> Option<DecidedPlan> {
+        let outcome = verdict.outcome;
+        let is_kept = matches!(
+            outcome,
+            VerificationOutcome::NotSlower | VerificationOutcome::NotMeasured
+        );
+        if !is_kept {
+            self.measured_windows.restart(0);
+            self.forecast = None;
+        }
+
+        let change = self.unverified_change.take()?;
+        let restored_plan = match (change.origin, outcome) {
+            (ChangeOrigin::Throttle, _) => {
+                self.bandwidth_guard.observe_verdict(outcome, window);
+                None
+            }
+            (_, VerificationOutcome::Slower) if change.plan_before.matches(&verdict.plan) => {
+                let input = self.searches.last_results.as_ref();
+                self.forecast = input.map(|input| self.forecast_of(input, &change.layout_before));
+                None
+            }
+            (ChangeOrigin::Step | ChangeOrigin::Exploration, VerificationOutcome::Interrupted) => {
+                Some(change.plan_before.clone())
+            }
+            _ => None,
+        };
+        self.partition_climb.record(change, outcome);
+        restored_plan
     }
 
     /// Observes the window. Returns whether events were counted.
@@ -409,9 +410,9 @@ impl Auto {
         }
 
         self.record_divided_counts(view);
-        if view.observation.applied.pending.is_empty() && are_probes_harmless(view) {
-            self.measured_windows.add();
-        }
+        let is_undisturbed =
+            view.observation.applied.pending.is_empty() && are_probes_harmless(view);
+        self.measured_windows.observe(is_undisturbed);
         true
     }
 
@@ -424,7 +425,7 @@ impl Auto {
             return;
         };
         let live_tasks = view.live_tasks().map(|sample| sample.task);
-        if live_tasks.eq(problem.task_ids()) {
+        if live_tasks.eq(problem.task_ids()) && problem.sites == self.evidence.sites {
             let layout = SiteLayout::from_plan(view.previous_plan, problem);
             self.evidence.record_counts(view, problem, &layout);
         }
@@ -437,7 +438,7 @@ impl Auto {
         unchanged_windows >= MIN_KNOWN_WINDOWS
             && (self.measured_windows.is_enough()
                 || self.searches.awaits_new_phase && phases::are_kinds_known(view))
-            && self.evidence.speeds.are_averages_current()
+            && self.evidence.speeds.are_averages_current(window)
             && (!self.parameters.includes(PolicyPart::Probes)
                 || self
                     .evidence
@@ -466,7 +467,11 @@ impl Auto {
         }
 
         let stamp = task_stamp(view, &self.evidence.curves);
-        if !self.searches.is_outdated(&stamp, window) {
+        // Without the sites of the last search, its results describe another machine.
+        let last_results = self.searches.last_results.as_ref();
+        let is_same_machine =
+            last_results.is_none_or(|results| results.problem.sites == self.evidence.sites);
+        if is_same_machine && !self.searches.is_outdated(&stamp, window) {
             return self.search_step(view, plan, reasons);
         }
         self.searches.record_start(stamp, window);
@@ -592,8 +597,10 @@ impl Auto {
         };
         let plan_before = decided_plan.clone();
         let mut plan = decided_plan.0;
+        // A plan that is only now proposed knows nothing of the confinements on the caches that it does not divide.
+        let is_pending = matches!(verification, Verification::Pending);
         self.confinements
-            .write_into_plan(view, &mut plan, self.is_measuring());
+            .write_into_plan(view, &mut plan, is_pending);
         self.bandwidth_guard.write_into_plan(view, &mut plan);
         let goal_processes = self.bandwidth_guard.take_goal_processes();
         let verification = if goal_processes.is_empty() || self.is_measuring() {
@@ -667,11 +674,22 @@ impl Auto {
 
     /// The probes of the next window: none while a change is measured.
     fn plan_probes(&mut self, view: &View<'_>) -> Vec<ProbeRequest> {
-        if self.is_measuring() || !self.parameters.includes(PolicyPart::Probes) {
+        if !self.parameters.includes(PolicyPart::Probes) {
             return Vec::new();
         }
         let mut limits = self.parameters.probe_limits();
+        if self.is_measuring() {
+            let TaskEvidence {
+                probe_planner,
+                curves,
+                ..
+            } = &mut self.evidence;
+            probe_planner.withdraw_probes(view, curves, &limits);
+            return Vec::new();
+        }
         limits.may_pause_services &= !self.can_confine(view) || self.confinements.has_speeds();
+        // No program waits for a result that the verifier would not let this policy use.
+        limits.may_pause_services &= !view.verdicts.is_paused(view.observation.window);
         let mechanisms = self.parameters.allowed_mechanisms(view);
         let TaskEvidence {
             probe_planner,
@@ -685,11 +703,14 @@ impl Auto {
     }
 }
 
-/// Number of undisturbed windows under the plan in force, with the same tasks and phases.
+/// Number of undisturbed windows under the plan in force, with the same tasks and phases. A disturbance that does not
+/// end, such as pages that may not move, is the normal state after [`PATIENCE_WINDOWS`].
 #[derive(Clone, Copy, Default)]
 struct MeasuredWindows {
     windows: u32,
     settling_windows: u32,
+    /// Number of disturbed windows in a row.
+    disturbed_windows: u64,
 }
 
 /// Smallest number of windows that determines speeds under the plan in force.
@@ -699,10 +720,18 @@ impl MeasuredWindows {
     /// Starts again, because the plan, the tasks or a phase changes now. The first `settling_windows` windows do not
     /// count.
     fn restart(&mut self, settling_windows: u32) {
-        *self = MeasuredWindows {
-            windows: 0,
-            settling_windows,
+        (self.windows, self.settling_windows) = (0, settling_windows);
+    }
+
+    fn observe(&mut self, is_undisturbed: bool) {
+        self.disturbed_windows = if is_undisturbed {
+            0
+        } else {
+            self.disturbed_windows + 1
         };
+        if is_undisturbed || self.disturbed_windows > PATIENCE_WINDOWS {
+            self.add();
+        }
     }
 
     /// An undisturbed window settles first, and then counts.
@@ -727,12 +756,14 @@ pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, Para
 mod tests {
     use super::*;
     use cachemate_core::test_support::{
-        NullPredictor, capabilities_fixture, last_level_caches, observation_fixture,
+        NullPredictor, ViewFixture, capabilities_fixture, last_level_caches, observation_fixture,
     };
     use cachemate_core::{
-        CacheId, CacheLevel, CacheShare, CounterEvent, CpuId, EventCount, EventCounts, GroupId,
-        IndexSet, Observation, ProcessId, Profile, Profiles, ShareMember, TaskId, Units, Verdicts,
+        CacheId, CacheLevel, CacheShare, CounterEvent, CpuId, EventCount, EventCounts, Fact,
+        FactSource, GroupId, IndexSet, Observation, PendingItem, PlanItem, ProbeId, ProbeKind,
+        ProcessId, Profile, Profiles, ShareMember, TaskId, Units, Verdicts,
     };
+    use cachemate_locality::profilers::AVERAGED;
 
     /// Two counted tasks that run all the time.
     fn window_fixture(window: u64) -> Observation {
@@ -838,6 +869,83 @@ mod tests {
             !policy.searches.is_outdated(&stamp, 2 * PATIENCE_WINDOWS),
             "a search began"
         );
+    }
+
+    /// Whether a search has begun within this number of windows, if these are changed so.
+    fn has_searched_within(
+        windows: u64,
+        abilities: &[Ability],
+        mut change: impl FnMut(u64, &mut ViewFixture),
+    ) -> bool {
+        let mut fixture = ViewFixture::new(
+            last_level_caches(1, 2, CacheLevel::L3, 1 << 20),
+            capabilities_fixture(abilities),
+            0,
+        );
+        let mut policy = Auto::new(Parameters::default(), 1);
+        (1..=windows).any(|window| {
+            fixture.observation = window_fixture(window);
+            change(window, &mut fixture);
+            fixture.decide(&mut policy, &NullPredictor);
+            let view = fixture.view(&NullPredictor);
+            let stamp = task_stamp(&view, &policy.evidence.curves);
+            !policy.searches.is_outdated(&stamp, window)
+        })
+    }
+
+    /// A program whose phases are averaged runs for some windows, and then sleeps: does a search begin all the same?
+    #[test]
+    fn does_a_sleeping_program_with_fast_phases_stop_all_searches() {
+        let is_searched = |windows| {
+            has_searched_within(windows, &[], |window, fixture| {
+                let mut profile = Profile::default();
+                profile.phase.kind = Some(Fact::new(AVERAGED, FactSource::PhaseDetector, 0));
+                fixture.profiles = [(TaskId(0), Profile::default()), (TaskId(1), profile)].into();
+                if window > 5 {
+                    fixture.observation.tasks[1].on_cpu_ns.clear();
+                    fixture.observation.tasks[1].counts = EventCounts::default();
+                }
+            })
+        };
+        assert!(!is_searched(PATIENCE_WINDOWS - 1), "its average is awaited");
+        assert!(is_searched(PATIENCE_WINDOWS + 2));
+    }
+
+    /// Pages that may never move are pending for ever: does a search begin all the same?
+    #[test]
+    fn do_pages_that_never_move_stop_all_searches() {
+        assert!(has_searched_within(
+            2 * PATIENCE_WINDOWS,
+            &[],
+            |_, fixture| {
+                fixture.observation.applied.pending.push(PendingItem {
+                    item: PlanItem::Plan,
+                    done: 1,
+                    total: Some(2),
+                });
+            }
+        ));
+    }
+
+    /// A trace runs in every window, as on a host with hundreds of programs: does a search begin after its patience?
+    #[test]
+    fn does_tracing_of_many_programs_delay_the_search_beyond_its_patience() {
+        let can_trace = [Ability::TraceAddresses];
+        let windows = PATIENCE_WINDOWS + u64::from(MIN_MEASURED_WINDOWS) + 2;
+        assert!(has_searched_within(windows, &can_trace, |_, fixture| {
+            let kind = ProbeKind::MissTrace {
+                task: TaskId(0),
+                entries: 1,
+                includes_code: false,
+            };
+            let (id, budget_ns) = (ProbeId(9), 1);
+            let probe = ProbeRequest {
+                id,
+                kind,
+                budget_ns,
+            };
+            fixture.previous_plan.probes = vec![probe];
+        }));
     }
 
     /// The verdict on a change that was not measured to its end.

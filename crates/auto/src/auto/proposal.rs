@@ -368,9 +368,10 @@ fn weighted_speeds(
         .collect()
 }
 
-/// The gain of one score over another by the objective, as a share.
+/// The gain of one score over another by the objective, as a share of its size: priorities may make it negative.
 fn relative_gain(objective: PlanObjective, current: LayoutScore, new: LayoutScore) -> f64 {
-    new.objective_value(objective) / current.objective_value(objective).max(1e-9) - 1.0
+    let [current, new] = [current, new].map(|score| score.objective_value(objective));
+    (new - current) / current.abs().max(1e-9)
 }
 
 /// Gains of the best plan of every single mechanism over the plan in force, as shares.
@@ -388,4 +389,32 @@ fn mechanism_gains(
         }
     }
     gains
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program at these shares of its solo speed, with this priority.
+    fn score_of(relative_speed: f64, priority: f64) -> LayoutScore {
+        LayoutScore {
+            weighted_speed_sum: priority * relative_speed,
+            total_weight: priority,
+            min_relative_speed: 1.0 - (1.0 - relative_speed) * priority,
+            ..LayoutScore::EMPTY
+        }
+    }
+
+    /// Is a plan that speeds the slowest program up a gain whatever its priority, and one that slows it down a loss?
+    #[test]
+    fn is_the_slowest_program_helped_whatever_its_priority() {
+        let objective = PlanObjective::WorstSlowdown;
+        for priority in [1.0, 2.0, 2.5, 3.0, 10.0] {
+            let [slow, fast] = [0.6, 0.66].map(|speed| score_of(speed, priority));
+            let gain = relative_gain(objective, slow, fast);
+            assert!((0.01..1e3).contains(&gain), "{priority}: {gain}");
+            assert!(relative_gain(objective, fast, slow) < 0.0, "{priority}");
+            assert_eq!(relative_gain(objective, slow, slow), 0.0);
+        }
+    }
 }

@@ -470,16 +470,13 @@ impl ServiceConfinements {
         self.measurement = WorkMeasurement::after_change(now_ns);
     }
 
-    /// Ends the confinements that the plan of a verdict leaves out. A service whose confinement was rolled back or
-    /// refused is not confined again for some time.
+    /// Ends the confinements that the plan of a verdict leaves out. A service whose confinement was rolled back is not
+    /// confined again for some time, while one that was refused, perhaps because of another plan, was never tried.
     pub fn observe_verdict(&mut self, view: &View<'_>) {
         let Some(verdict) = view.verdicts.latest() else {
             return;
         };
-        let is_failed = matches!(
-            verdict.outcome,
-            VerificationOutcome::Slower | VerificationOutcome::Refused
-        );
+        let is_failed = verdict.outcome == VerificationOutcome::Slower;
         for (cache, confinement) in std::mem::take(&mut self.by_cache) {
             let share = confinement.share(cache, view);
             let is_in_force =
@@ -534,10 +531,17 @@ fn group_of_cache(cache: CacheId) -> GroupId {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::auto::model::decided_plan::DecidedPlan;
+    use crate::auto::model::layout::SiteLayout;
+    use crate::auto::proposal::Proposal;
+    use crate::auto::{Auto, ChangeOrigin, Parameters};
     use cachemate_core::test_support::{
         NullPredictor, ViewFixture, capabilities_fixture, last_level_caches,
     };
-    use cachemate_core::{Ability, CacheLevel, Goal, Plan, TimeSpan, WindowLength};
+    use cachemate_core::{
+        Ability, CacheLevel, ChangeVerdict, Forecast, Goal, Plan, TimeSpan, Verdicts,
+        VerificationMethod, WindowLength,
+    };
 
     const SECOND_NS: u64 = 1_000_000_000;
 
@@ -561,6 +565,126 @@ mod tests {
             ended_by_task: None,
             cache_counts: EventCounts::default(),
             task_counts: instructions.iter().map(|(_, count)| work(*count)).collect(),
+        }
+    }
+
+    /// Two caches with a store and a loop of programs, which is confined to four ways of the first cache.
+    fn confined_loop() -> (ViewFixture, ServiceConfinements) {
+        let ways = PartitionSupport::Ways {
+            ways: 16,
+            min_ways: 1,
+            contiguous: true,
+            max_groups: 8,
+        };
+        let capabilities = capabilities_fixture(&[Ability::Ways]).with_partition(CacheId(0), ways);
+        let topology = last_level_caches(2, 2, CacheLevel::L3, 1 << 20);
+        let mut fixture = ViewFixture::new(topology, capabilities, 2);
+        let tasks = &mut fixture.observation.tasks;
+        (tasks[0].name, tasks[1].name) = ("store".to_string(), "loop".to_string());
+        let identity = |task: &TaskSample| task.service_or_command().into_owned();
+        let confinement = WayConfinement {
+            services: [(identity(&tasks[1]), 0)].into(),
+            ways: 4,
+            previous_ways: 16,
+            protected_services: [(
+                identity(&tasks[0]),
+                PauseEffect {
+                    max_slowdown: 0.05,
+                    previous_speed: 1.0,
+                    speed_during: 1.3,
+                },
+            )]
+            .into(),
+            start_ns: 0,
+            measurement: WorkMeasurement::default(),
+            is_held: false,
+        };
+        let confinements = ServiceConfinements {
+            by_cache: [(CacheId(0), confinement)].into(),
+            ..ServiceConfinements::default()
+        };
+        (fixture, confinements)
+    }
+
+    /// A verdict with this plan.
+    struct Verdict(ChangeVerdict);
+
+    impl Verdicts for Verdict {
+        fn latest(&self) -> Option<&ChangeVerdict> {
+            Some(&self.0)
+        }
+    }
+
+    fn observe_verdict(
+        confinements: &mut ServiceConfinements,
+        fixture: &ViewFixture,
+        outcome: VerificationOutcome,
+        plan: &Plan,
+    ) {
+        let verdict = Verdict(ChangeVerdict {
+            outcome,
+            plan: plan.clone(),
+            forecast_gain: None,
+            measured: None,
+        });
+        confinements.observe_verdict(&View {
+            verdicts: &verdict,
+            ..fixture.view(&NullPredictor)
+        });
+    }
+
+    /// A search moves a task and divides no cache: is the confinement in its plan, and is it in force after the verdict?
+    #[test]
+    fn does_a_plan_for_another_cache_keep_a_confinement() {
+        let (fixture, confinements) = confined_loop();
+        let view = fixture.view(&NullPredictor);
+        let mut policy = Auto::new(Parameters::default(), 1);
+        policy.confinements = confinements;
+        let idle = Plan::idle(WindowLength::Time { ns: SECOND_NS });
+        let mut new_plan = idle.clone();
+        new_plan.affinity.insert(TaskId(0), (2..4).collect());
+        let proposal = Proposal {
+            method: VerificationMethod::Confirmation,
+            new_plan: DecidedPlan(new_plan),
+            speeds: Vec::new(),
+            goal_processes: Vec::new(),
+            gain: 0.02,
+            forecast: Forecast::default(),
+            layout_before: SiteLayout::default(),
+        };
+        let origin = ChangeOrigin::Plan;
+        let (plan, _) = policy.propose(&view, DecidedPlan(idle), Some((origin, proposal)));
+        let units = |plan: &Plan| {
+            plan.shares
+                .iter()
+                .map(|share| share.units.set().count())
+                .collect()
+        };
+        let all_units: Vec<u32> = units(&plan);
+        assert_eq!(all_units, [4]);
+        let (pending, _) = policy.propose(&view, DecidedPlan(plan.clone()), None);
+        assert_eq!(pending.shares, plan.shares);
+
+        let outcome = VerificationOutcome::NotSlower;
+        observe_verdict(&mut policy.confinements, &fixture, outcome, &plan);
+        policy.unverified_change = None;
+        let (kept, _) = policy.propose(&view, DecidedPlan(plan.clone()), None);
+        assert_eq!(kept.shares, plan.shares);
+    }
+
+    /// Is a service whose confinement was refused, because changes are paused, confined after the next pause of it, and
+    /// one whose confinement was rolled back not for some time?
+    #[test]
+    fn is_a_refused_confinement_tried_again_after_the_next_pause() {
+        let idle = Plan::idle(WindowLength::Time { ns: SECOND_NS });
+        for (outcome, released) in [
+            (VerificationOutcome::Refused, 0),
+            (VerificationOutcome::Slower, 1),
+        ] {
+            let (fixture, mut confinements) = confined_loop();
+            observe_verdict(&mut confinements, &fixture, outcome, &idle);
+            assert!(confinements.by_cache.is_empty());
+            assert_eq!(confinements.released.len(), released);
         }
     }
 

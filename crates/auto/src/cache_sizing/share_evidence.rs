@@ -21,8 +21,8 @@ pub const MIN_MEASURED_WINDOWS: u32 = 3;
 pub struct ShareEvidence {
     /// Speeds under the shares in force.
     pub speeds: ShareSpeeds,
-    /// Largest number of units with which a goal was measured to be missed with these co-runners, by process.
-    pub insufficient_units: BTreeMap<ProcessId, u32>,
+    /// Sizes with which a goal was measured to be missed with these co-runners, by process.
+    pub insufficient_sizes: BTreeMap<ProcessId, InsufficientSize>,
     /// Window of the last proposal with these co-runners.
     pub last_proposal: Option<u64>,
     /// Whether a partition may still be in the colors of pages.
@@ -35,6 +35,18 @@ pub struct ShareEvidence {
     settling_windows: u32,
     phase_stability: PhaseStability,
 }
+
+/// A size with which a process was measured to miss its goal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InsufficientSize {
+    /// The largest such number of units.
+    pub units: u32,
+    /// The last window in which the goal was missed with any such number.
+    pub window: u64,
+}
+
+/// Number of windows without a miss after which a size is tried again. A trial takes a few windows.
+const SIZE_RETRY_WINDOWS: u64 = 600;
 
 /// The measured speed of a process in a phase with a number of units of its own.
 struct MeasuredBound {
@@ -75,6 +87,10 @@ impl ShareEvidence {
             self.forget_co_runners(co_runners);
         }
 
+        let window = view.observation.window;
+        self.insufficient_sizes
+            .retain(|_, size| window < size.window + SIZE_RETRY_WINDOWS);
+
         let shares = domain.surviving_shares(&view.plan_in_force().shares);
         self.was_divided |= !shares.is_empty();
         if shares != self.shares {
@@ -93,11 +109,23 @@ impl ShareEvidence {
         }
     }
 
+    /// Records that a process misses its goal with this number of units. Returns whether no larger one was known.
+    pub fn record_insufficient(&mut self, process: ProcessId, units: u32, window: u64) -> bool {
+        let known = self.insufficient_sizes.get(&process);
+        let known_units = known.map_or(0, |size| size.units);
+        let size = InsufficientSize {
+            units: known_units.max(units),
+            window,
+        };
+        self.insufficient_sizes.insert(process, size);
+        units > known_units
+    }
+
     /// Drops the evidence about other co-runners and phases. What a process measured with its own units does not
     /// depend on the phases of others.
     fn forget_co_runners(&mut self, co_runners: Vec<(ProcessId, u32)>) {
         self.speeds.clear();
-        self.insufficient_units.clear();
+        self.insufficient_sizes.clear();
         self.last_proposal = None;
         self.bounds.retain(|bound| {
             co_runners.iter().any(|&(process, phase)| {
@@ -165,5 +193,24 @@ impl ShareEvidence {
         mean_windows.map_or(f64::INFINITY, |mean| {
             mean.max(f64::from(windows)) * window_ns as f64
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// If a goal is missed with fewer units than before, as after its floor was lowered: does the larger number stay?
+    #[test]
+    fn is_the_largest_insufficient_size_kept() {
+        let (mut evidence, process) = (ShareEvidence::default(), ProcessId(1));
+        let results = [(5, 10), (9, 11), (7, 12), (9, 13)]
+            .map(|(units, window)| evidence.record_insufficient(process, units, window));
+        assert_eq!(results, [true, true, false, false]);
+        let (units, window) = (9, 13);
+        assert_eq!(
+            evidence.insufficient_sizes[&process],
+            InsufficientSize { units, window }
+        );
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Only undisturbed windows count. A trace slows its program to a quarter of its speed (thesis 5.6.2), and neighbors,
 //! streams and samples take resources from all programs. While pages move, the intended shares are not in effect yet.
+//! A disturbance that does not end, such as pages that cannot move, is the normal state after a while.
 //! Properties: rates are sums over windows, so short windows weigh less. Memory is bounded.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -12,15 +13,20 @@ use cachemate_core::{
 use cachemate_papers::partition::demand_curve::MeasuredSpeed;
 
 use crate::verifier::speeds::is_disturbing;
+use crate::verifier::student_bound;
 
 /// Maximum number of windows kept for each process.
 const MAX_WINDOWS: usize = 64;
+/// Number of disturbed windows in a row that do not count.
+const MAX_DISTURBED_WINDOWS: u32 = 40;
 
 /// The most recent windows since the shares were last changed.
 #[derive(Clone, Debug, Default)]
 pub struct ShareSpeeds {
     counts: BTreeMap<ProcessId, VecDeque<WindowCounts>>,
     pub windows: u32,
+    /// Number of disturbed windows in a row, whatever the shares.
+    disturbed_windows: u32,
 }
 
 /// The counts of one process in one window; `None` means not counted.
@@ -75,15 +81,22 @@ impl WindowCounts {
 }
 
 impl ShareSpeeds {
-    /// Adds a window if it is undisturbed and a process ran. Returns whether it was added.
+    /// Adds a window if it is undisturbed, or has been disturbed for long, and a process ran. Returns whether it was
+    /// added.
     pub fn add(
         &mut self,
         observation: &Observation,
         level: CacheLevel,
         probes: &[ProbeRequest],
     ) -> bool {
-        let is_disturbed = probes.iter().any(|probe| is_disturbing(&probe.kind));
-        if is_disturbed || !observation.applied.pending.is_empty() {
+        let is_disturbed = probes.iter().any(|probe| is_disturbing(&probe.kind))
+            || !observation.applied.pending.is_empty();
+        self.disturbed_windows = if is_disturbed {
+            self.disturbed_windows.saturating_add(1)
+        } else {
+            0
+        };
+        if (1..=MAX_DISTURBED_WINDOWS).contains(&self.disturbed_windows) {
             return false;
         }
         let mut window: BTreeMap<ProcessId, WindowCounts> = BTreeMap::new();
@@ -108,7 +121,29 @@ impl ShareSpeeds {
 
     /// Forgets all windows, after a change of the shares.
     pub fn clear(&mut self) {
-        *self = ShareSpeeds::default();
+        *self = ShareSpeeds {
+            disturbed_windows: self.disturbed_windows,
+            ..ShareSpeeds::default()
+        };
+    }
+
+    /// The cycles per instruction that a process has at least, but for this probability, by the scatter of its windows;
+    /// `None` if fewer than two were counted.
+    pub fn min_cycles_per_instr(&self, process: ProcessId, probability: f64) -> Option<f64> {
+        let windows = self.counts.get(&process)?.iter();
+        let rates: Vec<f64> = windows
+            .filter(|window| window.instructions > 0.0)
+            .map(|window| window.cycles / window.instructions)
+            .collect();
+        let count = rates.len() as f64;
+        let mean = rates.iter().sum::<f64>() / count;
+        let squares: f64 = rates.iter().map(|rate| (rate - mean).powi(2)).sum();
+        if rates.len() < 2 {
+            return None;
+        }
+        let error = libm::sqrt(squares / (count - 1.0) / count);
+        let cycles_per_instr = self.measured_speed(process)?.cycles_per_instr;
+        Some(cycles_per_instr - student_bound(probability, count - 1.0) * error)
     }
 
     /// The speed of a process; `None` until it has run in an undisturbed window.
@@ -137,8 +172,77 @@ mod tests {
     use super::*;
     use cachemate_core::test_support::observation_of;
     use cachemate_core::{
-        CacheId, EventCounts, Neighbor, PendingItem, PlanItem, ProbeId, ProbeKind, TaskId,
+        CacheId, EventCounts, Neighbor, PendingItem, PlanItem, ProbeId, ProbeKind, SplitMix64,
+        TaskId,
     };
+
+    /// Do windows count again if pages move in all of them, also after the shares have changed?
+    #[test]
+    fn do_pages_that_never_settle_hide_all_speeds() {
+        let task = TaskSample {
+            counts: EventCounts::exact([
+                (CounterEvent::Instructions, 1000),
+                (CounterEvent::Cycles, 3000),
+            ]),
+            ..TaskSample::new(TaskId(0), ProcessId(0))
+        };
+        let mut window = observation_of(0, 1, [task]);
+        window.applied.pending.push(PendingItem {
+            item: PlanItem::Plan,
+            done: 1,
+            total: Some(2),
+        });
+        let mut speeds = ShareSpeeds::default();
+        for _ in 0..MAX_DISTURBED_WINDOWS {
+            assert!(!speeds.add(&window, CacheLevel::L2, &[]));
+        }
+        assert!(speeds.add(&window, CacheLevel::L2, &[]));
+        speeds.clear();
+        assert!(speeds.add(&window, CacheLevel::L2, &[]) && speeds.windows == 1);
+        window.applied.pending.clear();
+        assert!(speeds.add(&window, CacheLevel::L2, &[]));
+        window.applied.pending.push(PendingItem {
+            item: PlanItem::Plan,
+            done: 1,
+            total: Some(2),
+        });
+        assert!(!speeds.add(&window, CacheLevel::L2, &[]), "it may end soon");
+    }
+
+    /// Is a limit that the mean exceeds now and then by noise seldom certainly exceeded, while one that is exceeded always
+    /// is?
+    #[test]
+    fn does_noise_around_a_goal_count_as_a_miss() {
+        let mut generator = SplitMix64::new(1);
+        let mut series_above = |cycles_per_instr: f64, limit: f64| {
+            let mut speeds = ShareSpeeds::default();
+            let (mut is_mean_above, mut is_surely_above) = (false, false);
+            for window in 0..MAX_WINDOWS as u64 {
+                let noise = 0.32 * (generator.draw_unit() - 0.5);
+                let cycles = (1e6 * (cycles_per_instr + noise)) as u64;
+                let task = TaskSample {
+                    counts: EventCounts::exact([
+                        (CounterEvent::Instructions, 1_000_000),
+                        (CounterEvent::Cycles, cycles),
+                    ]),
+                    ..TaskSample::new(TaskId(0), ProcessId(0))
+                };
+                speeds.add(&observation_of(window, 1, [task]), CacheLevel::L2, &[]);
+                if window >= 2 {
+                    let mean = speeds.measured_speed(ProcessId(0)).unwrap();
+                    is_mean_above |= mean.cycles_per_instr > limit;
+                    let lowest = speeds.min_cycles_per_instr(ProcessId(0), 0.01);
+                    is_surely_above |= lowest.unwrap() > limit;
+                }
+            }
+            (is_mean_above, is_surely_above)
+        };
+        let series: Vec<(bool, bool)> = (0..200).map(|_| series_above(2.06, 2.1)).collect();
+        let means = series.iter().filter(|(mean, _)| *mean).count();
+        let certain = series.iter().filter(|(_, surely)| *surely).count();
+        assert!(means > 50 && certain < 10, "{means} {certain}");
+        assert!((0..50).all(|_| series_above(2.2, 2.1).1));
+    }
 
     /// Are windows with disturbing probes or moving pages left out?
     #[test]

@@ -31,7 +31,13 @@ pub fn process_changes<'a>(
     windows_after: &'a [WindowSpeeds],
     comparison_windows: usize,
 ) -> Vec<ProcessChange> {
+    let mut threads_by_process: BTreeMap<ProcessId, Vec<&TaskSample>> = BTreeMap::new();
+    for task in &view.observation.tasks {
+        let threads = threads_by_process.entry(task.process).or_default();
+        threads.push(task);
+    }
     let change_of = |process: ProcessId| {
+        let threads = threads_by_process.get(&process)?;
         let sides = windows_of_phase(process, windows_before.clone(), windows_after)?;
         let (metric, rates_before, rates_after) = WorkMetric::BEST_FIRST
             .iter()
@@ -42,16 +48,11 @@ pub fn process_changes<'a>(
         } else {
             median_difference(&rates_before, &rates_after, comparison_windows)?
         };
-        let goal = merged_goal(process, &view.observation.tasks);
+        let goal = merged_goal(threads);
 
         let change = ProcessChange {
             process,
-            user: view
-                .observation
-                .tasks
-                .iter()
-                .find(|task| task.process == process)?
-                .user,
+            user: threads.first()?.user,
             metric,
             priority: if goal.priority.is_finite() && goal.priority > 0.0 {
                 goal.priority
@@ -70,7 +71,7 @@ pub fn process_changes<'a>(
         let slowdown_goal = limit.map_or(GoalChange::default(), |limit| {
             goal_change(&sides, &change, libm::log1p(limit))
         });
-        let promised_rate = promised_log_rate(process, &view.observation.tasks);
+        let promised_rate = promised_log_rate(threads);
         let rate_goal = promised_rate.map_or(GoalChange::default(), |(metric, log_rate)| {
             rate_goal_change(&sides, metric, log_rate)
         });
@@ -238,16 +239,13 @@ fn goal_change(
 }
 
 /// The sum of the rates promised to a process's threads, as a logarithm, and the work that they count.
-fn promised_log_rate(process: ProcessId, samples: &[TaskSample]) -> Option<(WorkMetric, f64)> {
+fn promised_log_rate(threads: &[&TaskSample]) -> Option<(WorkMetric, f64)> {
     let (mut rate_sum, mut promised_metric) = (0.0, None);
-    for task in samples
-        .iter()
-        .filter(|task| task.process == process && !task.exited && task.has_run())
-    {
+    for task in threads.iter().filter(|task| !task.exited && task.has_run()) {
         let Some(min_rate) = task.goal.and_then(|goal| goal.min_rate) else {
             continue;
         };
-        let Some(metric) = promised_work(task, samples) else {
+        let Some(metric) = promised_work(task, threads.iter().copied()) else {
             continue;
         };
         rate_sum += min_rate;

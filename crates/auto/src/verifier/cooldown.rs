@@ -11,7 +11,7 @@
 
 use cachemate_core::{Plan, Topology};
 
-use super::live_tasks::{LiveTasks, is_same_placement};
+use super::live_tasks::{LiveTasks, is_same_placement, places_any_of};
 use super::symmetry;
 
 /// Largest number of doublings of a wait.
@@ -36,6 +36,14 @@ impl FailedPlan {
     /// Tasks that have exited do not count.
     fn has_same_placement(&self, plan: &Plan, live_tasks: &LiveTasks) -> bool {
         is_same_placement(&self.plan, plan, &self.tasks.intersection(live_tasks))
+    }
+
+    /// Whether a later failure may be one of the same plan: some of its tasks live, and so do some of those that it
+    /// placed. Plans are compared for the remaining tasks, and without any, all plans are the same.
+    fn concerns(&self, live_tasks: &LiveTasks) -> bool {
+        let common_tasks = self.tasks.intersection(live_tasks);
+        !common_tasks.tasks.is_empty()
+            && (places_any_of(&self.plan, &common_tasks) || !places_any_of(&self.plan, &self.tasks))
     }
 
     /// Whether both plans are the same up to an exchange of like caches.
@@ -76,12 +84,10 @@ impl PlanCooldown {
         window: u64,
         cooldown_windows: u64,
     ) -> u64 {
-        self.failed_plans
-            .retain(|failed| window < failed.memory_end);
-        let mirror_images = self
-            .failed_plans
-            .iter()
-            .filter(|failed| failed.is_mirror(plan, live_tasks, topology));
+        self.forget(window);
+        let mirror_images = self.failed_plans.iter().filter(|failed| {
+            failed.concerns(live_tasks) && failed.is_mirror(plan, live_tasks, topology)
+        });
         let failure_count = mirror_images
             .map(|failed| failed.failure_count)
             .max()
@@ -118,6 +124,12 @@ impl PlanCooldown {
     /// Records that a change was kept.
     pub fn record_success(&mut self) {
         self.consecutive_failures = self.consecutive_failures.saturating_sub(1);
+    }
+
+    /// Forgets plans that would count as new.
+    pub fn forget(&mut self, window: u64) {
+        self.failed_plans
+            .retain(|failed| window < failed.memory_end);
     }
 
     pub fn is_empty(&self) -> bool {
@@ -185,6 +197,48 @@ impl PlanCooldown {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verifier::tests::{pinned_plan, topology_fixture};
+    use cachemate_core::{ProcessId, TaskId};
+
+    fn live_tasks(ids: &[u32]) -> LiveTasks {
+        LiveTasks {
+            tasks: ids.iter().map(|id| TaskId(*id)).collect(),
+            processes: ids.iter().map(|id| ProcessId(*id)).collect(),
+        }
+    }
+
+    /// Is a plan of other tasks new, also if a task lives on that neither plan places, while the same plan for the
+    /// remaining tasks is not?
+    #[test]
+    fn does_a_first_failure_have_a_first_cooldown_after_all_tasks_of_the_last_one_exited() {
+        let topology = topology_fixture();
+        let cooldown_of = |pins: &[(u32, u32)], tasks: &[u32]| {
+            let mut cooldown = PlanCooldown::default();
+            let first = pinned_plan(&[(1, 0), (2, 2)]);
+            for window in 0..5 {
+                cooldown.record_failure(&first, &live_tasks(&[1, 2, 9]), &topology, window, 60);
+            }
+            let plan = pinned_plan(pins);
+            cooldown.record_failure(&plan, &live_tasks(tasks), &topology, 100, 60)
+        };
+        assert_eq!(cooldown_of(&[(3, 0), (4, 2)], &[3, 4]), 60);
+        assert_eq!(cooldown_of(&[(3, 0), (4, 2)], &[3, 4, 9]), 60);
+        assert_eq!(cooldown_of(&[(1, 0)], &[1, 9]), 32 * 60);
+        assert_eq!(cooldown_of(&[(1, 2)], &[1, 9]), 32 * 60, "a mirror image");
+    }
+
+    /// Is a failed plan forgotten once it would count as new?
+    #[test]
+    fn are_old_failures_forgotten() {
+        let mut cooldown = PlanCooldown::default();
+        let (plan, topology) = (pinned_plan(&[(1, 0)]), topology_fixture());
+        cooldown.record_failure(&plan, &live_tasks(&[1]), &topology, 0, 60);
+        let end = 60 * (1 + REMEMBERED_COOLDOWNS);
+        cooldown.forget(end - 1);
+        assert!(!cooldown.is_empty());
+        cooldown.forget(end);
+        assert!(cooldown.is_empty());
+    }
 
     /// Does every failure in a row double the pause, up to a bound, and a success shorten it?
     #[test]

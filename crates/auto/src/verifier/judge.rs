@@ -157,58 +157,90 @@ impl Judge<'_> {
     }
 }
 
-/// The logarithm of the objective after a change over that before it, from the ratio of each process's speeds. A
-/// process without a ratio does not count.
-fn log_ratio(change: &ProposedChange, ratio: impl Fn(ProcessId) -> Option<f64>) -> Option<f64> {
-    let changed_speeds: Vec<(f64, f64)> = change
-        .speeds
-        .iter()
-        .filter_map(|&(process, speed)| Some((speed, ratio(process)?)))
-        .collect();
-    if changed_speeds.is_empty() {
-        return None;
+/// The speed of a process of the objective before and after a change, and after it if the process is faster by its error.
+struct ChangedSpeed {
+    before: f64,
+    after: f64,
+    shifted: f64,
+}
+
+/// The objective over some speeds, by which it is known what it is if one of them is another.
+enum ObjectiveValue {
+    Sum(f64),
+    /// The two smallest speeds.
+    Slowest([f64; 2]),
+}
+
+impl ObjectiveValue {
+    fn new(objective: SpeedObjective, speeds: impl Iterator<Item = f64>) -> Self {
+        match objective {
+            SpeedObjective::Sum => ObjectiveValue::Sum(speeds.sum()),
+            SpeedObjective::Slowest => {
+                let insert = |[first, second]: [f64; 2], speed: f64| match speed < first {
+                    true => [speed, first],
+                    false => [first, second.min(speed)],
+                };
+                ObjectiveValue::Slowest(speeds.fold([f64::INFINITY; 2], insert))
+            }
+        }
     }
-    let objective_value = |speeds: &mut dyn Iterator<Item = f64>| match change.objective {
-        SpeedObjective::Slowest => speeds.fold(f64::INFINITY, f64::min),
-        SpeedObjective::Sum => speeds.sum(),
-    };
-    let changed_objective =
-        objective_value(&mut changed_speeds.iter().map(|(speed, ratio)| speed * ratio));
-    let ratio =
-        changed_objective / objective_value(&mut changed_speeds.iter().map(|(speed, _)| *speed));
+
+    fn value(&self) -> f64 {
+        match self {
+            ObjectiveValue::Sum(sum) => *sum,
+            ObjectiveValue::Slowest([first, _]) => *first,
+        }
+    }
+
+    /// The value if one of the speeds is `new` instead of `old`.
+    fn replace(&self, old: f64, new: f64) -> f64 {
+        match self {
+            ObjectiveValue::Sum(sum) => sum + (new - old),
+            ObjectiveValue::Slowest([first, second]) => {
+                let others = if old == *first { second } else { first };
+                others.min(new)
+            }
+        }
+    }
+}
+
+fn positive_log(ratio: f64) -> Option<f64> {
     (ratio.is_finite() && ratio > 0.0).then(|| libm::log(ratio))
 }
 
-/// The objective of a proposed change, computed from the changes of its processes.
+/// The logarithm of the objective of a proposed change over that before it, from the changes of its processes. A process
+/// without a change does not count.
 fn measured_log_ratio(
     change: &ProposedChange,
     changes: &[ProcessChange],
 ) -> Option<MeasuredLogRatio> {
-    let change_of = |process: ProcessId| changes.iter().find(|change| change.process == process);
-    let shifted_log_ratio = |shifted_process: Option<ProcessId>| {
-        let ratio_of = |process: ProcessId| {
-            let process_change = change_of(process)?;
-            let error_shift = if shifted_process == Some(process) {
-                process_change.standard_error
-            } else {
-                0.0
-            };
-            Some(libm::exp(process_change.log_ratio + error_shift))
-        };
-        log_ratio(change, ratio_of)
-    };
-    let central_log_ratio = shifted_log_ratio(None)?;
-
-    // Shift of the objective by each process's error.
-    let shifts = change
-        .speeds
+    let changes: BTreeMap<ProcessId, &ProcessChange> = changes
         .iter()
-        .filter_map(|&(process, _)| Some(shifted_log_ratio(Some(process))? - central_log_ratio));
+        .map(|change| (change.process, change))
+        .collect();
+    let changed_speed = |&(process, before): &(ProcessId, f64)| {
+        let change = changes.get(&process)?;
+        Some(ChangedSpeed {
+            before,
+            after: before * libm::exp(change.log_ratio),
+            shifted: before * libm::exp(change.log_ratio + change.standard_error),
+        })
+    };
+    let speeds: Vec<ChangedSpeed> = change.speeds.iter().filter_map(changed_speed).collect();
+    if speeds.is_empty() {
+        return None;
+    }
+
+    let before = ObjectiveValue::new(change.objective, speeds.iter().map(|speed| speed.before));
+    let after = ObjectiveValue::new(change.objective, speeds.iter().map(|speed| speed.after));
+    let log_ratio = positive_log(after.value() / before.value())?;
+    // Shift of the objective by each process's error.
+    let shift = |speed: &ChangedSpeed| {
+        positive_log(after.replace(speed.after, speed.shifted) / after.value())
+    };
+    let shifts = speeds.iter().filter_map(shift);
     let error = libm::sqrt(shifts.map(|shift| shift * shift).sum());
-    Some(MeasuredLogRatio {
-        log_ratio: central_log_ratio,
-        error,
-    })
+    Some(MeasuredLogRatio { log_ratio, error })
 }
 
 /// Whether the change certainly sped up a process whose goal is the reason for it, without breaking another goal.
@@ -243,4 +275,89 @@ fn cumulative_speedups(changes: &[ProcessChange]) -> BTreeMap<ProcessId, Cumulat
         .iter()
         .map(|change| (change.process, cumulative_speedup(change)))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verifier::verdict::GoalChange;
+    use cachemate_papers::work_metric::WorkMetric;
+
+    fn proposed_change(objective: SpeedObjective, speeds: Vec<(ProcessId, f64)>) -> ProposedChange {
+        ProposedChange {
+            method: VerificationMethod::Confirmation,
+            forecast_gain: 0.0,
+            min_gain: 0.01,
+            objective,
+            speeds,
+            goal_processes: Vec::new(),
+        }
+    }
+
+    /// Processes with different speeds, changes and errors.
+    fn processes(count: u32) -> (Vec<(ProcessId, f64)>, Vec<ProcessChange>) {
+        let unit = |id: u32, factor: u32| f64::from((id + 1) * factor % 101) / 101.0;
+        let change = |id: u32| ProcessChange {
+            process: ProcessId(id),
+            user: None,
+            metric: WorkMetric::Instructions,
+            priority: 1.0,
+            log_ratio: 0.2 * unit(id, 37) - 0.1,
+            standard_error: 0.3 * unit(id, 53),
+            degrees_of_freedom: 9.0,
+            goal_change: GoalChange::default(),
+        };
+        // The last process of the objective was not measured.
+        let speeds = (0..=count).map(|id| (ProcessId(id), 0.5 + unit(id, 17)));
+        (speeds.collect(), (0..count).map(change).collect())
+    }
+
+    /// Is the objective the sum or the minimum over its processes, and is its error the sum of the shifts by the error
+    /// of each one?
+    #[test]
+    fn is_a_verdict_on_many_processes_the_same_as_on_the_sum_of_their_parts() {
+        for objective in [SpeedObjective::Sum, SpeedObjective::Slowest] {
+            let (speeds, changes) = processes(40);
+            let objective_with = |shifted: Option<usize>| {
+                let speed = |index: usize| {
+                    let change = &changes[index];
+                    let is_shifted = shifted == Some(index);
+                    let error = if is_shifted {
+                        change.standard_error
+                    } else {
+                        0.0
+                    };
+                    speeds[index].1 * libm::exp(change.log_ratio + error)
+                };
+                let values = (0..changes.len()).map(speed);
+                match objective {
+                    SpeedObjective::Sum => values.sum::<f64>(),
+                    SpeedObjective::Slowest => values.fold(f64::INFINITY, f64::min),
+                }
+            };
+            let before = speeds[..changes.len()].iter().map(|(_, speed)| *speed);
+            let before = match objective {
+                SpeedObjective::Sum => before.sum::<f64>(),
+                SpeedObjective::Slowest => before.fold(f64::INFINITY, f64::min),
+            };
+            let after = objective_with(None);
+            let variance: f64 = (0..changes.len())
+                .map(|index| libm::log(objective_with(Some(index)) / after).powi(2))
+                .sum();
+
+            let change = proposed_change(objective, speeds);
+            let measured = measured_log_ratio(&change, &changes).unwrap();
+            assert!((measured.log_ratio - libm::log(after / before)).abs() < 1e-12);
+            assert!((measured.error - libm::sqrt(variance)).abs() < 1e-12);
+            assert!(measured.error > 0.0);
+        }
+    }
+
+    /// Does a verdict on a hundred thousand processes end? Its work is linear; a cubic one would take days.
+    #[test]
+    fn does_a_verdict_on_a_hundred_thousand_processes_end() {
+        let (speeds, changes) = processes(100_000);
+        let change = proposed_change(SpeedObjective::Sum, speeds);
+        assert!(measured_log_ratio(&change, &changes).is_some());
+    }
 }

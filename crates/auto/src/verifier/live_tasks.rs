@@ -63,6 +63,14 @@ pub fn is_same_placement(a: &Plan, b: &Plan, live_tasks: &LiveTasks) -> bool {
         && are_same_shares(&a.shares, &b.shares, live_tasks)
 }
 
+/// Whether a plan sets anything for one of these tasks.
+pub fn places_any_of(plan: &Plan, live_tasks: &LiveTasks) -> bool {
+    let is_live = |task: &TaskId| live_tasks.tasks.contains(task);
+    plan.affinity.keys().chain(plan.weights.keys()).any(is_live)
+        || !restrict_gangs(&plan.gangs, live_tasks).is_empty()
+        || !restrict_shares(&plan.shares, live_tasks).is_empty()
+}
+
 /// The gangs reduced to these tasks; empty ones are left out.
 pub fn restrict_gangs(schedules: &[GangSchedule], live_tasks: &LiveTasks) -> Vec<GangSchedule> {
     let mut schedules = schedules.to_vec();

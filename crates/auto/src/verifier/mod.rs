@@ -183,6 +183,7 @@ impl<P: Policy> Policy for Verifier<P> {
             ..*view
         };
         let mut reasons = Vec::new();
+        self.verdicts.cooldown.forget(view.observation.window);
         let is_rolled_back = self.judge_window(&view, &mut reasons);
         let decision = self.policy.decide(&View {
             verdicts: &self.verdicts,

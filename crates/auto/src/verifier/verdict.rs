@@ -12,6 +12,8 @@
 //! ([`cachemate_core::Goal::is_promised`]): a change that breaks more of them is worse, and one that restores some is
 //! better, whatever the other gains and losses.
 
+use std::collections::BTreeMap;
+
 use cachemate_core::{
     CounterEvent, Goal, GuardObjective, ProcessId, TaskSample, median, student_bound,
 };
@@ -224,26 +226,22 @@ fn normalized_weights(
         .map(|change| change.priority * factor(change))
         .collect();
     let weight_sum: f64 = weights.iter().sum();
+    let mut user_weights: BTreeMap<Option<u32>, f64> = BTreeMap::new();
+    for (change, weight) in changes.iter().zip(&weights) {
+        *user_weights.entry(change.user).or_insert(0.0) += weight;
+    }
 
-    for change in changes {
-        let is_same_user = |process_change: &ProcessChange| process_change.user == change.user;
-        let user_weight: f64 = changes
+    // At most one user can have more than half.
+    let mut majority = user_weights.into_iter();
+    if let Some((user, user_weight)) =
+        majority.find(|(_, weight)| *weight > weight_sum / 2.0 && *weight < weight_sum)
+    {
+        let weight_factor = (weight_sum - user_weight) / user_weight;
+        changes
             .iter()
-            .zip(&weights)
-            .filter(|(process_change, _)| is_same_user(process_change))
-            .map(|(_, weight)| weight)
-            .sum();
-
-        // At most one user can have more than half.
-        if user_weight > weight_sum / 2.0 && user_weight < weight_sum {
-            let weight_factor = (weight_sum - user_weight) / user_weight;
-            changes
-                .iter()
-                .zip(&mut weights)
-                .filter(|(process_change, _)| is_same_user(process_change))
-                .for_each(|(_, weight)| *weight *= weight_factor);
-            break;
-        }
+            .zip(&mut weights)
+            .filter(|(change, _)| change.user == user)
+            .for_each(|(_, weight)| *weight *= weight_factor);
     }
 
     let weight_sum: f64 = weights.iter().sum();
@@ -265,10 +263,7 @@ fn proxy_events(changes: &[ProcessChange]) -> (usize, Vec<CounterEvent>) {
 }
 
 /// The strictest goal and the highest priority among a process's threads.
-pub fn merged_goal(process: ProcessId, tasks: &[TaskSample]) -> Goal {
-    let goals = tasks
-        .iter()
-        .filter(|task| task.process == process)
-        .filter_map(|task| task.goal);
+pub fn merged_goal(threads: &[&TaskSample]) -> Goal {
+    let goals = threads.iter().filter_map(|thread| thread.goal);
     goals.reduce(Goal::merged_with).unwrap_or_default()
 }

@@ -5,7 +5,7 @@
 //! restored by a share, which gives all colors to all processes. Pages then spread over the cache again, and their
 //! copying is charged like any other. Ways leave no trace, so it suffices to remove the shares.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
     Cache, CacheId, CacheShare, CounterEvent, CpuSet, Goal, GroupId, IndexSet, PageMigration,
@@ -129,18 +129,17 @@ pub fn movable_processes<'a>(view: &'a View<'a>) -> Vec<CacheProcess<'a>> {
 /// The processes of these threads, in order of arrival, without their phases.
 pub fn processes_of<'a>(tasks: impl Iterator<Item = &'a TaskSample>) -> Vec<CacheProcess<'a>> {
     let mut processes: Vec<CacheProcess<'a>> = Vec::new();
+    let mut index_by_process: BTreeMap<ProcessId, usize> = BTreeMap::new();
     for task in tasks {
-        match processes
-            .iter_mut()
-            .find(|cache_process| cache_process.process == task.process)
-        {
-            Some(cache_process) => cache_process.tasks.push(task),
-            None => processes.push(CacheProcess {
+        let index = *index_by_process.entry(task.process).or_insert_with(|| {
+            processes.push(CacheProcess {
                 process: task.process,
-                tasks: vec![task],
+                tasks: Vec::new(),
                 phase: ProcessPhase::default(),
-            }),
-        }
+            });
+            processes.len() - 1
+        });
+        processes[index].tasks.push(task);
     }
     processes
 }
@@ -170,10 +169,12 @@ impl HomeCaches {
     /// thread must not be changed is left out.
     pub fn collect<'a>(&mut self, view: &'a View<'a>) -> Vec<PartitionedCache<'a>> {
         let mut processes = movable_processes(view);
-        processes.retain(|cache_process| {
-            let mut samples = view.observation.tasks.iter();
-            !samples.any(|sample| sample.process == cache_process.process && sample.unmovable)
-        });
+        let samples = view.observation.tasks.iter();
+        let unmovable: BTreeSet<ProcessId> = samples
+            .filter(|sample| sample.unmovable)
+            .map(|sample| sample.process)
+            .collect();
+        processes.retain(|cache_process| !unmovable.contains(&cache_process.process));
         for cache_process in &mut processes {
             cache_process.phase = ProcessPhase::from_threads(&cache_process.tasks, view);
         }
@@ -191,11 +192,11 @@ impl HomeCaches {
             })
             .collect();
 
-        self.0.retain(|process, _| {
-            processes
-                .iter()
-                .any(|cache_process| cache_process.process == *process)
-        });
+        let live_processes: BTreeSet<ProcessId> = processes
+            .iter()
+            .map(|cache_process| cache_process.process)
+            .collect();
+        self.0.retain(|process, _| live_processes.contains(process));
         let mut domains: Vec<PartitionedCache<'a>> = caches
             .iter()
             .map(|&(cache, partition_units)| PartitionedCache::new(cache, partition_units))
@@ -252,11 +253,13 @@ impl<'a> PartitionedCache<'a> {
 
     /// The shares of this cache, without members that have exited.
     pub fn surviving_shares(&self, shares: &[CacheShare]) -> Vec<CacheShare> {
+        let processes: BTreeSet<ProcessId> = self
+            .processes
+            .iter()
+            .map(|cache_process| cache_process.process)
+            .collect();
         let is_member = |member: &ShareMember| match member {
-            ShareMember::Process(process) => self
-                .processes
-                .iter()
-                .any(|cache_process| cache_process.process == *process),
+            ShareMember::Process(process) => processes.contains(process),
             ShareMember::Task(_) => false,
         };
 

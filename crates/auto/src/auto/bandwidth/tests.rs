@@ -1,9 +1,9 @@
 use cachemate_core::test_support::{
-    NullPredictor, capabilities_fixture, last_level_caches, observation_fixture,
+    NullPredictor, ViewFixture, capabilities_fixture, last_level_caches, observation_fixture,
 };
 use cachemate_core::{
-    Ability, BandwidthUnit, CacheLevel, CpuId, EventCounts, Goal, Observation, Policy, Profiles,
-    RefusalReason, RefusedItem, WindowLength,
+    Ability, BandwidthUnit, CacheLevel, CpuId, EventCounts, Fact, FactSource, Goal, Observation,
+    Policy, Profile, Profiles, RefusalReason, RefusedItem, WindowLength,
 };
 
 use super::super::{
@@ -137,6 +137,109 @@ fn limits_that_do_not_help_are_released_for_a_while() {
             .all(|levels| *levels == [100, 100])
     );
     assert!(node.pause.until > 30);
+}
+
+/// Do limits outlast windows in which the only limited program sleeps, so that the smallest was not tried, and are they
+/// released if it sleeps for long and the promise is missed all the same?
+#[test]
+fn do_limits_outlast_a_window_in_which_the_aggressor_sleeps() {
+    let mut node = NodeThrottles::default();
+    let busy = [aggressor(1, 1.0, Lever::Bandwidth(PERCENT))];
+    let mut steps = (0..5).filter_map(|window| node.observe(-0.21, &busy, window));
+    assert_eq!(steps.next(), Some(RuleStep::Halved(ProcessId(1), 50)));
+    drop(steps);
+    let mut node_of = |from: u64, windows: u64, aggressors: &[Aggressor]| {
+        let windows = from..from + windows;
+        let steps: Vec<RuleStep> = windows
+            .filter_map(|window| node.observe(-0.2, aggressors, window))
+            .collect();
+        (steps, node.throttles.len())
+    };
+    assert_eq!(node_of(5, 10, &[]), (Vec::new(), 1));
+    // It is awake again, and is halved once more.
+    let (steps, _) = node_of(15, 2, &busy);
+    assert_eq!(steps, [RuleStep::Halved(ProcessId(1), 30)]);
+    let (steps, limited) = node_of(17, 2 * RETRY_WINDOWS.0, &[]);
+    assert_eq!((steps, limited), (vec![RuleStep::ReleasedAll], 0));
+}
+
+/// If fewer CPUs still, or more, are rolled back to a plan with fewer CPUs: does the program get its CPUs back once nothing
+/// is limited, and does a pin of another mechanism to the same CPUs stay?
+#[test]
+fn does_a_program_get_its_cpus_back_if_fewer_still_are_rolled_back() {
+    let fixture = ViewFixture::new(
+        last_level_caches(2, 4, CacheLevel::L3, 1 << 20),
+        capabilities_fixture(&[]),
+        2,
+    );
+    let view = fixture.view(&NullPredictor);
+    let unlimited = Plan::idle(WindowLength::Time { ns: 1 });
+    for (first_level, tried_level) in [(2, 1), (1, 2)] {
+        let mut guard = BandwidthGuard::default();
+        let plan_with = |guard: &mut BandwidthGuard, level: u32| {
+            let throttle = Throttle {
+                aggressor: aggressor(1, 1.0, Lever::Cpus),
+                level,
+                raised_from: None,
+                failure: None,
+                has_held: false,
+            };
+            let node = NodeThrottles {
+                promised: [ProcessId(0)].into(),
+                throttles: vec![throttle],
+                ..NodeThrottles::default()
+            };
+            guard.by_node = [(0, node)].into();
+            let mut plan = unlimited.clone();
+            guard.write_into_plan(&view, &mut plan);
+            assert_eq!(plan.affinity[&TaskId(1)].count(), level);
+            plan
+        };
+        let kept_plan = plan_with(&mut guard, first_level);
+        assert_eq!(guard.remove_from(&kept_plan), unlimited);
+        plan_with(&mut guard, tried_level);
+        guard.observe_verdict(VerificationOutcome::Slower, 9);
+        // The verifier has returned to the plan before.
+        let mut plan = guard.remove_from(&kept_plan);
+        assert_eq!(plan.affinity, BTreeMap::new());
+        guard.write_into_plan(&view, &mut plan);
+        assert_eq!(guard.remove_from(&kept_plan).affinity, BTreeMap::new());
+
+        let mut pinned = kept_plan.clone();
+        guard.write_into_plan(&view, &mut pinned);
+        assert_eq!(guard.remove_from(&pinned), kept_plan, "a search's pin");
+    }
+}
+
+/// Two threads of a service: does the one that hardly ran, at a third of its speed alone, decide about the promise?
+#[test]
+fn does_a_thread_that_hardly_ran_decide_about_a_promise() {
+    let mut fixture = ViewFixture::new(
+        last_level_caches(1, 2, CacheLevel::L3, 1 << 20),
+        capabilities_fixture(&[]),
+        2,
+    );
+    let runs = [(900_000_000, 1_000), (100_000, 3_000)];
+    for (task, (ran_ns, cycles)) in fixture.observation.tasks.iter_mut().zip(runs) {
+        task.process = ProcessId(0);
+        task.on_cpu_ns = vec![(CpuId(task.task.0), ran_ns)];
+        task.counts = EventCounts::exact([
+            (CounterEvent::Instructions, 1_000),
+            (CounterEvent::Cycles, cycles),
+        ]);
+        task.goal = Some(Goal {
+            max_slowdown: Some(0.05),
+            ..Goal::default()
+        });
+        let mut profile = Profile::default();
+        let solo = Fact::new(1.0, FactSource::Oracle, 0);
+        profile.rates.solo_instr_per_cycle = Some(solo);
+        fixture.profiles.insert(task.task, profile);
+    }
+    let view = fixture.view(&NullPredictor);
+    let promised = promised_processes(&view);
+    let slack = promise_slack(&view, &promised[0], &SoloSpeeds::default()).unwrap();
+    assert!((0.99..1.0).contains(&slack), "{slack}");
 }
 
 /// Do the same steps count CPUs, and is everything released once the service has time to spare?
@@ -322,6 +425,22 @@ fn a_limit_ends_with_its_promise() {
             assert_eq!(scene.decide(end), []);
         }
     }
+}
+
+/// On a host that only observes: is a limit no longer shown once the service keeps its promise without it?
+#[test]
+fn is_a_shown_limit_dropped_once_the_promise_is_kept() {
+    let mut scene = Scene::new(PERCENT);
+    scene.is_only_proposed = true;
+    scene.decide_until_limited();
+    let keep_promise = |observation: &mut Observation| {
+        observation.tasks[0].goal = Some(Goal {
+            min_rate: Some(5e8),
+            ..Goal::default()
+        });
+    };
+    let limits = [(); 4].map(|()| scene.decide(keep_promise).len());
+    assert_eq!(limits, [1, 1, 0, 0]);
 }
 
 /// Do limits and what is known about them outlast windows in which the service has nothing to do?

@@ -18,9 +18,23 @@ pub type CoRunners = Vec<(TaskId, CurrentPhase)>;
 pub struct MeasuredSizes {
     /// By task, phase and bytes of the partition that the task had to itself.
     sizes: BTreeMap<(TaskId, CurrentPhase), BTreeMap<u64, (f64, u32)>>,
-    /// By the tasks that shared an undivided cache, and by task.
-    shared: BTreeMap<CoRunners, BTreeMap<TaskId, (f64, u32)>>,
+    /// By the tasks that shared an undivided cache.
+    shared: BTreeMap<CoRunners, SharedCounts>,
+    /// Number of records of shared caches so far.
+    record_count: u64,
 }
+
+/// The counts of tasks that shared a cache.
+#[derive(Clone, Debug, Default)]
+struct SharedCounts {
+    /// The number of the last record.
+    last_record: u64,
+    counts: BTreeMap<TaskId, (f64, u32)>,
+}
+
+/// Largest number of sets of co-runners that are stored: tasks with several kinds of phases have as many sets as
+/// combinations of kinds.
+const MAX_SHARED_SETS: usize = 256;
 
 /// Number of windows after which more of them make a count no more certain, because counts decay.
 const MAX_WINDOWS: u32 = 20;
@@ -62,10 +76,25 @@ impl MeasuredSizes {
         record_longest(sizes.entry(bytes as u64).or_default(), count);
     }
 
-    /// Records the misses per instruction of one of these tasks while they share a cache, likewise.
-    pub fn record_shared(&mut self, tasks: &CoRunners, task: TaskId, count: (f64, u32)) {
-        let counts = self.shared.entry(tasks.clone()).or_default();
-        record_longest(counts.entry(task).or_default(), count);
+    /// Records the misses per instruction of some of these tasks while they share a cache, likewise. The set that was
+    /// recorded longest ago is forgotten if there are too many.
+    pub fn record_shared(&mut self, tasks: CoRunners, counts: &[(TaskId, (f64, u32))]) {
+        if counts.is_empty() {
+            return;
+        }
+        self.record_count += 1;
+        let shared = self.shared.entry(tasks).or_default();
+        shared.last_record = self.record_count;
+        for &(task, count) in counts {
+            record_longest(shared.counts.entry(task).or_default(), count);
+        }
+
+        if self.shared.len() > MAX_SHARED_SETS {
+            let oldest = self.shared.iter().min_by_key(|(_, set)| set.last_record);
+            if let Some(tasks) = oldest.map(|(tasks, _)| tasks.clone()) {
+                self.shared.remove(&tasks);
+            }
+        }
     }
 
     /// The misses per instruction of these tasks while they share a cache, as far as they were counted.
@@ -73,7 +102,7 @@ impl MeasuredSizes {
         self.shared
             .get(tasks)
             .into_iter()
-            .flatten()
+            .flat_map(|shared| &shared.counts)
             .map(|(task, (misses, _))| (*task, *misses))
     }
 
@@ -93,6 +122,25 @@ impl MeasuredSizes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Are the newest sets of co-runners stored, and no more of them than a bound?
+    #[test]
+    fn is_the_number_of_sets_of_co_runners_bounded() {
+        let mut sizes = MeasuredSizes::default();
+        let tasks = |kind: u32| vec![(TaskId(0), (0, Some(kind))), (TaskId(1), (0, Some(0)))];
+        let known = |sizes: &MeasuredSizes, kind| sizes.shared_misses(&tasks(kind)).count();
+        let sets = MAX_SHARED_SETS as u32 + 9;
+        for kind in 0..sets {
+            sizes.record_shared(tasks(kind), &[(TaskId(0), (0.01, 3))]);
+            // The first set is met again all the time.
+            sizes.record_shared(tasks(0), &[(TaskId(1), (0.02, 3))]);
+        }
+        assert_eq!(sizes.shared.len(), MAX_SHARED_SETS);
+        assert_eq!(
+            [0, 1, 9, 10, sets - 1].map(|kind| known(&sizes, kind)),
+            [2, 0, 0, 1, 1]
+        );
+    }
 
     /// Are points of a phase found in a later phase of the same kind, and never in another phase? Do fewer windows never
     /// replace more?

@@ -58,6 +58,9 @@ impl TaskEvidence {
         let replanned = self.replanned_tasks(view, &sites, &cpu_sites);
         let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
         let has_changed = self.arrivals.observe(view);
+        if sites != self.sites {
+            self.follow_caches(&sites);
+        }
         if has_changed {
             self.speeds.retain(&live_tasks);
             self.curves.retain(&live_tasks);
@@ -80,6 +83,19 @@ impl TaskEvidence {
         has_changed
     }
 
+    /// Lets homes, which are positions among the sites, follow their caches. The home on a cache that has gone offline
+    /// is unknown.
+    fn follow_caches(&mut self, sites: &[CacheSite]) {
+        let new_position = |old: usize| {
+            let cache = self.sites.get(old)?.cache;
+            sites.iter().position(|site| site.cache == cache)
+        };
+        let homes = std::mem::take(&mut self.default_sites).into_iter();
+        self.default_sites = homes
+            .filter_map(|(task, site)| Some((task, new_position(site)?)))
+            .collect();
+    }
+
     /// Records the misses that tasks have with partitions of their own, or beside the tasks with which they share a
     /// cache, if the speeds are those under this layout.
     pub fn record_counts(
@@ -95,8 +111,9 @@ impl TaskEvidence {
             Some((speed.misses_per_instr?, speed.windows))
         };
 
-        for (index, problem_task) in problem.tasks.iter().enumerate() {
-            let Some(bytes) = problem.exclusive_bytes(layout, index) else {
+        let sizes = problem.exclusive_bytes(layout);
+        for (problem_task, bytes) in problem.tasks.iter().zip(sizes) {
+            let Some(bytes) = bytes else {
                 continue;
             };
             if let Some(count) = count_of(&self.speeds, problem_task.task) {
@@ -111,14 +128,16 @@ impl TaskEvidence {
         let can_divide = |site: usize| problem.sites[site].partition_units.is_some();
         let is_shared =
             |site: usize| layout.partitions[site].is_empty() && layout.rotations[site].is_none();
-        for (_, tasks) in co_runners(view, problem, layout, |site| {
+        for tasks in co_runners(view, problem, layout, |site| {
             can_divide(site) && is_shared(site)
-        }) {
-            for (task, _) in &tasks {
-                if let Some(count) = count_of(&self.speeds, *task) {
-                    self.measured_sizes.record_shared(&tasks, *task, count);
-                }
-            }
+        })
+        .into_values()
+        {
+            let counts: Vec<(TaskId, (f64, u32))> = tasks
+                .iter()
+                .filter_map(|(task, _)| Some((*task, count_of(&self.speeds, *task)?)))
+                .collect();
+            self.measured_sizes.record_shared(tasks, &counts);
         }
     }
 

@@ -83,6 +83,47 @@ pub struct ProbePlanner {
     solo_requested: BTreeMap<TaskId, (u32, u64)>,
 }
 
+/// The phase of a probe that was withdrawn, so that it may be requested again in any phase.
+const NO_PHASE: u32 = u32::MAX;
+
+/// The kind of probe that measures curves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CurveMethod {
+    Watch,
+    Trace,
+}
+
+impl CurveMethod {
+    /// A trace of first-level misses describes the cache behind it better than watch points, most of which see hits.
+    fn of_machine(view: &View<'_>) -> Option<Self> {
+        let has_ability = |ability| view.capabilities.has_ability(ability);
+        if has_ability(Ability::TraceAddresses) {
+            return Some(CurveMethod::Trace);
+        }
+        has_ability(Ability::SampleReuses).then_some(CurveMethod::Watch)
+    }
+}
+
+/// The probe that a task's curve needs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CurveNeed {
+    /// The one that is under way.
+    Continued,
+    /// One for a phase without a curve.
+    First,
+    /// A longer trace than that of a curve that is uncertain at the largest cache.
+    Longer,
+}
+
+impl CurveNeed {
+    fn entries(self, limits: &ProbeLimits) -> u32 {
+        match self {
+            CurveNeed::Longer => limits.trace_entries.saturating_mul(ENTRIES_FACTOR),
+            CurveNeed::First | CurveNeed::Continued => limits.trace_entries,
+        }
+    }
+}
+
 /// Length of the two rows of a solo interval; the cache fills during the first.
 const SOLO_SETTLE_NS: u64 = 50_000_000;
 const SOLO_ROW_NS: u64 = 50_000_000;
@@ -115,23 +156,13 @@ impl ProbePlanner {
             .retain(|(traced_task, _)| *traced_task != task);
     }
 
-    fn record_costs(&mut self, view: &View<'_>) {
+    /// Records the costs and the answers of a window, and the time for which tasks ran.
+    fn observe(&mut self, view: &View<'_>, curves: &CurveChecks, limits: &ProbeLimits) {
         self.ledger.record_window(view);
         for sample in view.live_tasks() {
             *self.ran_ns_by_task.entry(sample.task).or_insert(0) += sample.ran_ns();
         }
-    }
 
-    /// Records the answers, and returns the probes of the next window.
-    pub fn plan_probes(
-        &mut self,
-        view: &View<'_>,
-        sites: &[CacheSite],
-        (speeds, curves): (&SpeedTracker, &CurveChecks),
-        limits: &ProbeLimits,
-        is_sharing_enabled: bool,
-    ) -> Vec<ProbeRequest> {
-        self.record_costs(view);
         let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
         self.probes_by_task
             .retain(|task, _| live_tasks.contains(task));
@@ -144,7 +175,6 @@ impl ProbePlanner {
             self.ran_ns_by_task
                 .retain(|task, _| live_tasks.contains(task));
         }
-        let now_ns = view.observation.span.end_ns();
 
         for (task, task_probe) in &mut self.probes_by_task {
             let has_curve = curves.has_curve(view, *task);
@@ -159,7 +189,51 @@ impl ProbePlanner {
                 self.first_traces.insert((*task, phase_key(phase)));
             }
         }
+    }
 
+    /// Observes a window after which no probe may run, because a change is measured: those that are not answered end, and
+    /// are requested again as soon as they are paid for.
+    pub fn withdraw_probes(&mut self, view: &View<'_>, curves: &CurveChecks, limits: &ProbeLimits) {
+        self.observe(view, curves, limits);
+        let open_probes = self.probes_by_task.iter_mut();
+        for (task, task_probe) in open_probes.filter(|(_, task_probe)| !task_probe.is_over) {
+            task_probe.is_over = true;
+            let phase = current_phase(view, *task);
+            let entries = trace_entries_of(&task_probe.request.0);
+            let is_longer = entries.is_some_and(|entries| entries > limits.trace_entries);
+            if is_longer && phase.0 == task_probe.phase {
+                self.first_traces.insert((*task, phase_key(phase)));
+            } else {
+                task_probe.phase = NO_PHASE;
+            }
+        }
+
+        if let Some(open) = self.row_probe.take().filter(|open| is_awaited(view, open)) {
+            self.service_pauses.withdraw();
+            if let ProbeKind::CoRunRows { rows, .. } = &open.0.kind
+                && let [[task], ..] = rows.iter().map(Vec::as_slice).collect::<Vec<_>>()[..]
+            {
+                self.solo_requested.remove(task);
+            }
+        }
+        if self.sharing_probe.take().is_some()
+            && let Some((_, remaining_windows)) = &mut self.last_sampling
+        {
+            *remaining_windows = 0;
+        }
+    }
+
+    /// Records the answers, and returns the probes of the next window.
+    pub fn plan_probes(
+        &mut self,
+        view: &View<'_>,
+        sites: &[CacheSite],
+        (speeds, curves): (&SpeedTracker, &CurveChecks),
+        limits: &ProbeLimits,
+        is_sharing_enabled: bool,
+    ) -> Vec<ProbeRequest> {
+        self.observe(view, curves, limits);
+        let now_ns = view.observation.span.end_ns();
         if let Some(probe) = self.request_rows(view, sites, limits, now_ns) {
             // The rows of this probe keep other tasks off their CPUs, so no other probe would be answered.
             return vec![probe];
@@ -218,8 +292,8 @@ impl ProbePlanner {
         Some(probe)
     }
 
-    /// An interval in which a task with a promised slowdown has its cache to itself. The first interval of a task comes
-    /// at once; later ones follow a change of phase or several minutes, and wait until they are paid for.
+    /// An interval in which a task with a promised slowdown has its cache to itself. The first interval of a program comes
+    /// at once; those of its other threads wait until they are paid for, and later ones follow a change of phase or several minutes, and wait until they are paid for.
     fn solo_interval(
         &mut self,
         view: &View<'_>,
@@ -233,6 +307,12 @@ impl ProbePlanner {
         self.solo_requested
             .retain(|task, _| view.live_tasks().any(|sample| sample.task == *task));
         let cpu_sites = CpuSites::from_sites(sites);
+        // The first interval of a program is part of the initial profiling, and not that of each of its threads.
+        let known_processes: BTreeSet<ProcessId> = view
+            .live_tasks()
+            .filter(|sample| self.solo_requested.contains_key(&sample.task))
+            .map(|sample| sample.process)
+            .collect();
 
         let is_due = |seen: &&TaskSample| {
             let phase = view
@@ -243,18 +323,19 @@ impl ProbePlanner {
                 .profiles
                 .get(&seen.task)
                 .is_some_and(|known_profile| known_profile.rates.solo_instr_per_cycle.is_some());
-            let is_repeat_due = self.solo_requested.get(&seen.task).is_none_or(
-                |&(requested_phase, requested_ns)| {
+            let is_interval_due = match self.solo_requested.get(&seen.task) {
+                None => is_paid || !known_processes.contains(&seen.process),
+                Some(&(requested_phase, requested_ns)) => {
                     let pause_ns = if is_known || requested_phase == phase {
                         SOLO_REPEAT_NS
                     } else {
                         SOLO_PAUSE_NS
                     };
                     is_paid && now_ns.saturating_sub(requested_ns) >= pause_ns
-                },
-            );
+                }
+            };
             is_promised(seen)
-                && is_repeat_due
+                && is_interval_due
                 && seen.has_run()
                 && self.ran_ns_by_task.get(&seen.task).copied().unwrap_or(0) >= SOLO_ROW_NS
         };
@@ -288,97 +369,140 @@ impl ProbePlanner {
         limits: &ProbeLimits,
         now_ns: u64,
     ) -> Vec<ProbeRequest> {
-        // A trace of first-level misses describes the cache behind it better than watch points, most of which see hits.
-        let can_trace = view.capabilities.has_ability(Ability::TraceAddresses);
-        let can_watch = !can_trace && view.capabilities.has_ability(Ability::SampleReuses);
-        if !can_watch && !can_trace {
+        let Some(method) = CurveMethod::of_machine(view) else {
             return Vec::new();
-        }
-        let is_paid = self.ledger.excess_ns(limits.max_share) <= 0.0;
+        };
         let largest_bytes = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let cpu_sites = CpuSites::from_sites(sites);
         let mut probes: Vec<ProbeRequest> = Vec::new();
         let mut stopped_sites: Vec<Option<usize>> = Vec::new();
         for sample in view.movable_tasks() {
-            let (phase, kind) = current_phase(view, sample.task);
-            let traced_phase = (sample.task, phase_key((phase, kind)));
-            let previous_probe = self.probes_by_task.get(&sample.task);
-            let has_curve = curves.has_curve(view, sample.task);
-            let is_pending = previous_probe.is_some_and(|earlier_probe| {
-                !earlier_probe.is_over && (earlier_probe.phase == phase || !has_curve)
-            });
-            let is_short = can_trace && self.first_traces.contains(&traced_phase);
-            if has_curve && !is_short && !is_pending {
-                continue;
-            }
-
-            // The first probe is part of the initial profiling; later phases wait until their probe is paid for.
-            let can_request =
-                previous_probe.is_none_or(|earlier_probe| earlier_probe.phase != phase && is_paid);
-            let has_run = sample.has_run();
-            let current_site = cpu_sites.site_of_task(sample);
-            let has_room = if can_watch {
-                probes.len() < MAX_WATCH_PROBES
-            } else {
-                !stopped_sites.contains(&current_site)
-            };
             let waits_for_memory = || {
                 memory_stall_share(speeds, sample.task).is_none_or(|share| share >= limits.min_gain)
             };
-            let curve = curves
-                .usable_profile(view, sample.task)
-                .and_then(Profile::misses_per_kilo_instr);
-            let is_uncertain = curve.is_some_and(|curve| is_uncertain_at(curve, largest_bytes));
-            let longer_entries = (is_short && is_uncertain && waits_for_memory())
-                .then(|| limits.trace_entries.saturating_mul(ENTRIES_FACTOR));
-            let entries = longer_entries.unwrap_or(limits.trace_entries);
-            let cost_ns = f64::from(entries) * self.ledger.entry_ns.unwrap_or(DEFAULT_ENTRY_NS);
-            // Earlier probes of the task must be paid for as well.
-            let earlier_cost_ns =
-                longer_entries.map_or(0.0, |_| cost_ns / f64::from(ENTRIES_FACTOR));
-            let ran_ns = self.ran_ns_by_task.get(&sample.task).copied().unwrap_or(0) as f64;
-            let is_paid_for = can_watch || ran_ns * limits.max_share >= cost_ns + earlier_cost_ns;
-            let may_request = if has_curve {
-                longer_entries.is_some() && is_paid
-            } else {
-                can_request
+            let Some(need) = self.curve_need(view, sample, curves, largest_bytes, waits_for_memory)
+            else {
+                continue;
             };
-            if !has_room || !(is_pending || may_request && has_run && is_paid_for) {
+            let site = cpu_sites.site_of_task(sample);
+            let has_room = match method {
+                CurveMethod::Watch => probes.len() < MAX_WATCH_PROBES,
+                CurveMethod::Trace => !stopped_sites.contains(&site),
+            };
+            let may_begin = need == CurveNeed::Continued
+                || sample.has_run()
+                    && self.is_need_due(view, sample, need, limits)
+                    && (method == CurveMethod::Watch || self.is_trace_paid(sample, need, limits));
+            if !has_room || !may_begin {
                 continue;
             }
-            if !is_pending {
-                let probe_kind = if can_watch {
-                    ProbeKind::ReuseTimes {
-                        task: sample.task,
-                        locations: limits.locations,
-                    }
-                } else {
-                    ProbeKind::MissTrace {
-                        task: sample.task,
-                        entries,
-                        includes_code: true,
-                    }
-                };
-                // The task must also run between its interrupts.
-                let probe =
-                    self.build_request(probe_kind, limits.budget_ns.max((4.0 * cost_ns) as u64));
-                let task_probe = TaskProbe {
-                    phase,
-                    request: (probe, now_ns),
-                    is_over: false,
-                    is_answered: false,
-                };
-                self.first_traces.remove(&traced_phase);
-                self.probes_by_task.insert(sample.task, task_probe);
+
+            if need != CurveNeed::Continued {
+                self.begin_curve(view, sample.task, (method, need), limits, now_ns);
             }
-            stopped_sites.push(current_site);
-            probes.extend(
-                self.probes_by_task
-                    .get(&sample.task)
-                    .map(|task_probe| task_probe.request.0.clone()),
-            );
+            stopped_sites.push(site);
+            let task_probe = self.probes_by_task.get(&sample.task);
+            probes.extend(task_probe.map(|task_probe| task_probe.request.0.clone()));
         }
         probes
+    }
+
+    /// What a task's curve needs; `None` if it needs nothing.
+    fn curve_need(
+        &self,
+        view: &View<'_>,
+        sample: &TaskSample,
+        curves: &CurveChecks,
+        largest_bytes: f64,
+        waits_for_memory: impl Fn() -> bool,
+    ) -> Option<CurveNeed> {
+        let phase = current_phase(view, sample.task);
+        let curve = curves
+            .usable_profile(view, sample.task)
+            .and_then(Profile::misses_per_kilo_instr);
+        let is_pending = self
+            .probes_by_task
+            .get(&sample.task)
+            .is_some_and(|probe| !probe.is_over && (probe.phase == phase.0 || curve.is_none()));
+        if is_pending {
+            return Some(CurveNeed::Continued);
+        }
+        let Some(curve) = curve else {
+            return Some(CurveNeed::First);
+        };
+        // Only traces are recorded here, so a machine without traces never needs a longer one.
+        let is_short = self.first_traces.contains(&(sample.task, phase_key(phase)));
+        (is_short && is_uncertain_at(curve, largest_bytes) && waits_for_memory())
+            .then_some(CurveNeed::Longer)
+    }
+
+    /// The first probe is part of the initial profiling; those of later phases, and longer ones, wait until all probes
+    /// are paid for.
+    fn is_need_due(
+        &self,
+        view: &View<'_>,
+        sample: &TaskSample,
+        need: CurveNeed,
+        limits: &ProbeLimits,
+    ) -> bool {
+        let is_paid = self.ledger.excess_ns(limits.max_share) <= 0.0;
+        let phase = current_phase(view, sample.task).0;
+        let earlier_probe = self.probes_by_task.get(&sample.task);
+        match need {
+            CurveNeed::Continued => true,
+            CurveNeed::First => {
+                earlier_probe.is_none_or(|earlier_probe| earlier_probe.phase != phase && is_paid)
+            }
+            CurveNeed::Longer => is_paid,
+        }
+    }
+
+    /// Whether the task has run long enough for this trace and for the earlier one of its phase.
+    fn is_trace_paid(&self, sample: &TaskSample, need: CurveNeed, limits: &ProbeLimits) -> bool {
+        let cost_ns = self.trace_cost_ns(need, limits);
+        let earlier_cost_ns = match need {
+            CurveNeed::Longer => cost_ns / f64::from(ENTRIES_FACTOR),
+            CurveNeed::First | CurveNeed::Continued => 0.0,
+        };
+        let ran_ns = self.ran_ns_by_task.get(&sample.task).copied().unwrap_or(0) as f64;
+        ran_ns * limits.max_share >= cost_ns + earlier_cost_ns
+    }
+
+    fn trace_cost_ns(&self, need: CurveNeed, limits: &ProbeLimits) -> f64 {
+        f64::from(need.entries(limits)) * self.ledger.entry_ns.unwrap_or(DEFAULT_ENTRY_NS)
+    }
+
+    fn begin_curve(
+        &mut self,
+        view: &View<'_>,
+        task: TaskId,
+        (method, need): (CurveMethod, CurveNeed),
+        limits: &ProbeLimits,
+        now_ns: u64,
+    ) {
+        let kind = match method {
+            CurveMethod::Watch => ProbeKind::ReuseTimes {
+                task,
+                locations: limits.locations,
+            },
+            CurveMethod::Trace => ProbeKind::MissTrace {
+                task,
+                entries: need.entries(limits),
+                includes_code: true,
+            },
+        };
+        // The task must also run between its interrupts.
+        let run_ns = (4.0 * self.trace_cost_ns(need, limits)) as u64;
+        let probe = self.build_request(kind, limits.budget_ns.max(run_ns));
+        let phase = current_phase(view, task);
+        let task_probe = TaskProbe {
+            phase: phase.0,
+            request: (probe, now_ns),
+            is_over: false,
+            is_answered: false,
+        };
+        self.first_traces.remove(&(task, phase_key(phase)));
+        self.probes_by_task.insert(task, task_probe);
     }
 
     fn build_request(&mut self, kind: ProbeKind, budget_ns: u64) -> ProbeRequest {
@@ -391,10 +515,8 @@ impl ProbePlanner {
     }
 
     /// Whether a probe of the task is outstanding or still to be requested.
-    pub fn has_open_probe(&self, view: &View<'_>, task: TaskId) -> bool {
-        can_measure_curves(view)
-            && self.is_open(task)
-            && view.movable_tasks().any(|sample| sample.task == task)
+    pub fn has_open_probe(&self, view: &View<'_>, task: TaskId, is_movable: bool) -> bool {
+        is_movable && CurveMethod::of_machine(view).is_some() && self.is_open(task)
     }
 
     /// Whether the task's probe is neither answered nor abandoned.
@@ -406,7 +528,7 @@ impl ProbePlanner {
 
     /// Whether every task that can be probed has been probed, successfully or not.
     pub fn is_survey_complete(&self, view: &View<'_>, curves: &CurveChecks) -> bool {
-        let can_measure = can_measure_curves(view);
+        let can_measure = CurveMethod::of_machine(view).is_some();
         let is_surveyed =
             |task: TaskId| curves.has_curve(view, task) || !can_measure || !self.is_open(task);
         let has_run = |seen: &TaskSample| seen.has_run();
@@ -561,11 +683,6 @@ fn is_awaited(view: &View<'_>, (probe, since_ns): &OpenRequest) -> bool {
         && now_ns.saturating_sub(*since_ns) <= ANSWER_TIMEOUT_NS
 }
 
-fn can_measure_curves(view: &View<'_>) -> bool {
-    view.capabilities.has_ability(Ability::SampleReuses)
-        || view.capabilities.has_ability(Ability::TraceAddresses)
-}
-
 /// `None` for a probe that is no trace.
 fn trace_entries_of(probe: &ProbeRequest) -> Option<u32> {
     match probe.kind {
@@ -626,7 +743,10 @@ fn choose_sample_period(view: &View<'_>, processes: &[ProcessId], max_share: f64
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::Estimate;
+    use cachemate_core::test_support::{
+        NullPredictor, ViewFixture, capabilities_fixture, last_level_caches, observation_fixture,
+    };
+    use cachemate_core::{CacheLevel, CpuId, Estimate, FactSource, Goal, ProbeResult};
 
     /// Do watch points of an idle thread leave windows undisturbed, while those of a running thread and all traces
     /// disturb them?
@@ -721,7 +841,7 @@ mod tests {
                 predictor: &NullPredictor,
                 verdicts: &(),
             };
-            [0, 1, 2].map(|id| planner.has_open_probe(&view, TaskId(id)))
+            [0, 1, 2].map(|id| planner.has_open_probe(&view, TaskId(id), id != 1))
         };
         assert_eq!(waited(&[Ability::TraceAddresses]), [true, false, false]);
         assert_eq!(waited(&[Ability::Affinity]), [false; 3]);
@@ -805,6 +925,129 @@ mod tests {
         }
         traces.sort_unstable();
         assert_eq!(traces, [(0, 5_000), (0, 20_000), (1, 5_000), (1, 20_000)]);
+    }
+
+    const LIMITS: ProbeLimits = ProbeLimits {
+        max_share: 0.01,
+        min_gain: 0.01,
+        locations: 1,
+        trace_entries: 5_000,
+        budget_ns: 1,
+        samples_per_thread: 1,
+        may_pause_services: false,
+    };
+
+    fn plan_probes(planner: &mut ProbePlanner, fixture: &mut ViewFixture) -> Vec<ProbeRequest> {
+        let view = fixture.view(&NullPredictor);
+        let sites = crate::auto::model::sites::cache_sites(&view);
+        let evidence = (&SpeedTracker::default(), &CurveChecks::default());
+        let probes = planner.plan_probes(&view, &sites, evidence, &LIMITS, false);
+        fixture.previous_plan.probes.clone_from(&probes);
+        probes
+    }
+
+    /// A change is measured for half a minute while a longer trace is under way, which ends it: is the trace requested
+    /// again, and is a trace that was answered in time not?
+    #[test]
+    fn does_a_longer_trace_outlive_a_measured_change() {
+        for is_answered in [false, true] {
+            let mut fixture = ViewFixture::new(
+                last_level_caches(1, 1, CacheLevel::L3, 1 << 20),
+                capabilities_fixture(&[Ability::TraceAddresses]),
+                1,
+            );
+            let mut planner = ProbePlanner::default();
+            let mut traces: Vec<(u64, u32)> = Vec::new();
+            let mut withdrawal = None;
+            for window in 0..100 {
+                fixture.observation = observation_fixture(window, 1);
+                fixture.observation.tasks[0].on_cpu_ns = vec![(CpuId(0), 1_000_000_000)];
+                let is_longer = |probe: &&ProbeRequest| trace_entries_of(probe) == Some(20_000);
+                let longer = fixture.previous_plan.probes.iter().find(is_longer);
+                let is_first = longer.is_some() && withdrawal.is_none();
+                let answered = fixture
+                    .previous_plan
+                    .probes
+                    .iter()
+                    .filter(|probe| is_answered || !is_longer(probe));
+                fixture.observation.probe_results = answered
+                    .map(|probe| ProbeResult {
+                        probe: probe.id,
+                        evidence: ProbeEvidence::Rows(Vec::new()),
+                        complete: true,
+                        cost_ns: Vec::new(),
+                    })
+                    .collect();
+                if !fixture.observation.probe_results.is_empty() {
+                    let unsure = Estimate {
+                        value: 5.0,
+                        low: 0.0,
+                        high: 10.0,
+                    };
+                    let curve = vec![(1 << 19, Estimate::exact(9.0)), (1 << 20, unsure)];
+                    let profile =
+                        Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle);
+                    fixture.profiles.insert(TaskId(0), profile);
+                }
+                if is_first {
+                    withdrawal = Some(window);
+                }
+                if withdrawal.is_some_and(|first| window < first + 30) {
+                    let view = fixture.view(&NullPredictor);
+                    planner.withdraw_probes(&view, &CurveChecks::default(), &LIMITS);
+                    fixture.previous_plan.probes.clear();
+                    continue;
+                }
+                let probes = plan_probes(&mut planner, &mut fixture);
+                traces.extend(
+                    probes
+                        .iter()
+                        .map(|probe| (window, trace_entries_of(probe).unwrap())),
+                );
+            }
+            let after = traces.iter().filter(|(window, entries)| {
+                *entries == 20_000 && withdrawal.is_some_and(|first| *window >= first)
+            });
+            assert_eq!(after.count() > 0, !is_answered, "{traces:?}");
+            assert!(withdrawal.is_some(), "{traces:?}");
+        }
+    }
+
+    /// A program with a promise has many threads: does it get one solo interval at once, and those of its other threads
+    /// only as far as they are paid for?
+    #[test]
+    fn do_the_threads_of_a_promised_program_wait_until_their_solo_intervals_are_paid_for() {
+        let mut fixture = ViewFixture::new(
+            last_level_caches(1, 4, CacheLevel::L3, 1 << 20),
+            capabilities_fixture(&[Ability::CountPerCache]),
+            0,
+        );
+        let mut planner = ProbePlanner::default();
+        let mut intervals = 0;
+        for window in 0..40 {
+            fixture.observation = observation_fixture(window, 20);
+            for task in &mut fixture.observation.tasks {
+                task.process = ProcessId(task.task.0 / 10);
+                task.on_cpu_ns = vec![(CpuId(0), 60_000_000)];
+                task.goal = Some(Goal {
+                    max_slowdown: Some(0.05),
+                    ..Goal::default()
+                });
+            }
+            let probes = fixture.previous_plan.probes.iter();
+            fixture.observation.probe_results = probes
+                .map(|probe| ProbeResult {
+                    probe: probe.id,
+                    evidence: ProbeEvidence::Rows(Vec::new()),
+                    complete: true,
+                    // Three CPUs wait for a tenth of a second, and more.
+                    cost_ns: vec![(None, 1_000_000_000)],
+                })
+                .collect();
+            intervals += plan_probes(&mut planner, &mut fixture).len();
+        }
+        // One for each program, and one more for 25 seconds of four CPUs.
+        assert_eq!(intervals, 2);
     }
 
     /// Does a thread with few samples join threads that use the same regions, and does a thread with other regions join

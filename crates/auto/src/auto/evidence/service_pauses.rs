@@ -37,6 +37,13 @@ pub struct ServicePauses {
 }
 
 impl ServicePauses {
+    /// Forgets the last pause, because its probe has ended without a result.
+    pub fn withdraw(&mut self) {
+        if let Some(service) = self.last_service.take() {
+            self.paused_ns.remove(&service);
+        }
+    }
+
     /// The probe that pauses the next service; `None` if none is due.
     pub fn next_pause(&mut self, view: &View<'_>, is_paid: bool, now_ns: u64) -> Option<ProbeKind> {
         self.paused_ns

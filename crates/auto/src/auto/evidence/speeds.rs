@@ -12,6 +12,8 @@ use cachemate_core::{
 use cachemate_locality::profilers::AVERAGED;
 use cachemate_papers::work_metric::WorkMetric;
 
+use super::PATIENCE_WINDOWS;
+
 /// Speed of a task; `None` means not counted.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct ObservedSpeed {
@@ -48,6 +50,8 @@ struct DecayingSums {
     kind: Option<u32>,
     /// Windows since the phase began, or since the plan changed for the task's cache.
     windows: u32,
+    /// The first of these windows.
+    first_window: u64,
     /// Number of changes of the plan for the task's cache so far.
     plan_number: u32,
     /// Whether the counts are those of an earlier plan, and are replaced in the next window.
@@ -127,13 +131,16 @@ impl DecayingSums {
 }
 
 impl SpeedTracker {
-    /// Whether the averages of all tasks with averaged phases are over enough windows.
-    pub fn are_averages_current(&self) -> bool {
+    /// Whether the averages of all tasks with averaged phases are over enough windows, or are no longer waited for: a
+    /// task may sleep for hours.
+    pub fn are_averages_current(&self, window: u64) -> bool {
         let mut averaged = self
             .current_sums
             .values()
             .filter(|sums| sums.kind == Some(AVERAGED));
-        averaged.all(|sums| sums.windows >= sums.needed_windows())
+        averaged.all(|sums| {
+            sums.windows >= sums.needed_windows() || window >= sums.first_window + PATIENCE_WINDOWS
+        })
     }
 
     pub fn retain(&mut self, live_tasks: &BTreeSet<TaskId>) {
@@ -225,6 +232,9 @@ impl SpeedTracker {
                 };
             }
 
+            if sums.windows == 0 {
+                sums.first_window = observation.window;
+            }
             sums.windows += u32::from(!sums.is_of_earlier_plan);
             let ran_ns = task.ran_ns();
             let demanded_ns = ran_ns as f64 + task.run_queue_wait_ns.unwrap_or(0) as f64;

@@ -1,7 +1,7 @@
 //! Layouts: plans in terms of the positions of tasks and sites, as used by the search, and their translation into
 //! plans.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
     CacheShare, CpuSet, Gang, GangSchedule, GroupId, IndexSet, PageMigration, PartitionSupport,
@@ -151,9 +151,11 @@ impl SiteLayout {
             else {
                 continue;
             };
+            let named: BTreeSet<&ShareMember> = share.members.iter().collect();
             let is_member = |index: &usize| {
                 let task = &problem.tasks[*index];
-                let is_named = ShareMember::name_task(&share.members, task.task, task.process);
+                let is_named = named.contains(&ShareMember::Task(task.task))
+                    || named.contains(&ShareMember::Process(task.process));
                 is_named && layout.site_by_task[*index] == Some(site)
             };
             let members = (0..problem.tasks.len()).filter(is_member).collect();
@@ -273,15 +275,7 @@ impl SiteLayout {
             shares.push((id, members, group.units));
         }
         shares.retain(|(_, members, _)| !members.is_empty());
-        let previous_units = |id: GroupId| {
-            let share = previous_plan
-                .shares
-                .iter()
-                .find(|share| share.group == id && share.cache == cache_site.cache);
-            share.map_or_else(IndexSet::default, |share| share.units.set().clone())
-        };
-        let previous_units_by_share: Vec<IndexSet> =
-            shares.iter().map(|(id, ..)| previous_units(*id)).collect();
+        let previous_units_by_share = previous_units(&shares, previous_plan, cache_site);
         let sizes: Vec<u32> = shares.iter().map(|(.., units)| *units).collect();
         if sizes.iter().sum::<u32>() > partition_units.units() {
             return;
@@ -333,28 +327,55 @@ impl SiteLayout {
         group: &PartitionMembers,
         uses_colors: bool,
     ) -> Vec<ShareMember> {
-        let mut members: Vec<ShareMember> = Vec::new();
-        for &index in &group.members {
-            let process = problem.tasks[index].process;
-            let is_included = |(other, problem_task): (usize, &ProblemTask)| {
-                let is_compatible =
-                    group.members.contains(&other) || uses_colors && problem_task.program.is_none();
-                problem_task.process != process || problem_task.is_movable && is_compatible
-            };
-            let member = if problem.tasks.iter().enumerate().all(is_included) {
-                ShareMember::Process(process)
-            } else if uses_colors || !problem.tasks[index].is_movable {
-                continue;
-            } else {
-                ShareMember::Task(problem.tasks[index].task)
-            };
-            if !members.contains(&member) {
-                members.push(member);
-            }
-        }
+        let group_members: BTreeSet<usize> = group.members.iter().copied().collect();
+        let is_included = |(index, problem_task): &(usize, &ProblemTask)| {
+            let is_compatible =
+                group_members.contains(index) || uses_colors && problem_task.program.is_none();
+            problem_task.is_movable && is_compatible
+        };
+        let tasks = problem.tasks.iter().enumerate();
+        let split_processes: BTreeSet<ProcessId> = tasks
+            .filter(|task| !is_included(task))
+            .map(|(_, problem_task)| problem_task.process)
+            .collect();
 
-        members
+        let member_of = |&index: &usize| {
+            let problem_task = &problem.tasks[index];
+            if !split_processes.contains(&problem_task.process) {
+                Some(ShareMember::Process(problem_task.process))
+            } else {
+                (!uses_colors && problem_task.is_movable)
+                    .then_some(ShareMember::Task(problem_task.task))
+            }
+        };
+        let mut listed = BTreeSet::new();
+        let members = group.members.iter().filter_map(member_of);
+        members.filter(|member| listed.insert(*member)).collect()
     }
+}
+
+/// The units that each share of a site has in the previous plan: those of its group or, because exits rename groups, of
+/// a share without a group now that has a member of it.
+fn previous_units(
+    shares: &[(GroupId, Vec<ShareMember>, u32)],
+    previous_plan: &Plan,
+    site: &CacheSite,
+) -> Vec<IndexSet> {
+    let old_shares = previous_plan.shares.iter();
+    let (named, mut unnamed): (Vec<&CacheShare>, Vec<&CacheShare>) = old_shares
+        .filter(|old| old.cache == site.cache)
+        .partition(|old| shares.iter().any(|(id, ..)| *id == old.group));
+    let units_of = |(id, members, _): &(GroupId, Vec<ShareMember>, u32)| {
+        if let Some(old) = named.iter().find(|old| old.group == *id) {
+            return old.units.set().clone();
+        }
+        let is_successor = |old: &&CacheShare| old.members.iter().any(|old| members.contains(old));
+        let position = unnamed.iter().position(is_successor);
+        position.map_or_else(IndexSet::default, |index| {
+            unnamed.remove(index).units.set().clone()
+        })
+    };
+    shares.iter().map(units_of).collect()
 }
 
 impl PlanningProblem {
@@ -392,27 +413,48 @@ impl PlanningProblem {
         let partition = layout.partitions[site]
             .iter()
             .find(|group| group.members.contains(&index));
-        let units = self.sites[site]
-            .partition_units
-            .map_or(1, |partition_units| partition_units.units());
-        Some(
-            self.sites[site].bytes
-                * partition.map_or(1.0, |group| f64::from(group.units) / f64::from(units)),
-        )
+        Some(self.share_bytes(site, partition))
     }
 
-    /// The bytes of the partition that a task has to itself; `None` if it shares its space or takes turns.
-    pub fn exclusive_bytes(&self, layout: &SiteLayout, index: usize) -> Option<f64> {
-        let site = layout.site_by_task[index]?;
-        let partitions = &layout.partitions[site];
-        let is_alone = partitions.iter().any(|group| group.members == [index]);
+    /// The bytes of the partition that each task has to itself; `None` if it shares its space or takes turns.
+    pub fn exclusive_bytes(&self, layout: &SiteLayout) -> Vec<Option<f64>> {
+        let mut is_partitioned = vec![false; self.tasks.len()];
+        for (site, partitions) in layout.partitions.iter().enumerate() {
+            for &index in partitions.iter().flat_map(|group| &group.members) {
+                is_partitioned[index] |= layout.site_by_task[index] == Some(site);
+            }
+        }
         // Tasks outside of all partitions may use every partition.
-        let is_outside = |task: usize| {
-            layout.site_by_task[task] == Some(site)
-                && !partitions.iter().any(|group| group.members.contains(&task))
-        };
-        self.partition_bytes(layout, index)
-            .filter(|_| is_alone && !(0..self.tasks.len()).any(is_outside))
+        let outside = (0..self.tasks.len()).filter(|&index| !is_partitioned[index]);
+        let open_sites: BTreeSet<usize> = outside
+            .filter_map(|index| layout.site_by_task[index])
+            .collect();
+
+        let mut sizes = vec![None; self.tasks.len()];
+        for (site, partitions) in layout.partitions.iter().enumerate() {
+            if layout.rotations[site].is_some() || open_sites.contains(&site) {
+                continue;
+            }
+            for group in partitions {
+                if let [index] = group.members[..]
+                    && layout.site_by_task[index] == Some(site)
+                {
+                    sizes[index] = Some(self.share_bytes(site, Some(group)));
+                }
+            }
+        }
+        sizes
+    }
+
+    /// The bytes of a partition of a site, or of all of it.
+    fn share_bytes(&self, site: usize, partition: Option<&PartitionMembers>) -> f64 {
+        let CacheSite {
+            bytes,
+            partition_units,
+            ..
+        } = &self.sites[site];
+        let units = partition_units.map_or(1, |partition_units| partition_units.units());
+        bytes * partition.map_or(1.0, |group| f64::from(group.units) / f64::from(units))
     }
 }
 
@@ -504,6 +546,34 @@ mod tests {
                 .retain(|&index| problem.tasks[index].program.is_some())
         });
         assert_eq!(read.partitions, layout.partitions);
+    }
+
+    /// If a task exits that arrived first, so that the positions of all others change: do the partitions of the others
+    /// keep their units?
+    #[test]
+    fn do_shares_keep_their_units_after_an_earlier_task_exits() {
+        let mut problem = problem_fixture(true);
+        problem.tasks[2].process = ProcessId(2);
+        let (_, plan) = write_to(&problem, &[(&[0], 2), (&[1], 3), (&[2], 3)]);
+        problem.tasks.remove(0);
+        let mut layout = SiteLayout::without_partitions(&problem, vec![Some(0); 2], true);
+        let group = |member, units| PartitionMembers {
+            members: vec![member],
+            units,
+        };
+        // The order has changed as well.
+        layout.partitions[0] = vec![group(1, 3), group(0, 3)];
+        let mut new_plan = Plan::idle(WindowLength::Time { ns: 1 });
+        layout.write_into_plan(&problem, &plan, PageMigration::All, &mut new_plan);
+        let units_of = |plan: &Plan, process: u32| {
+            let member = ShareMember::Process(ProcessId(process));
+            let mut shares = plan.shares.iter();
+            let share = shares.find(|share| share.members.contains(&member));
+            share.unwrap().units.set().to_string()
+        };
+        for process in [1, 2] {
+            assert_eq!(units_of(&new_plan, process), units_of(&plan, process));
+        }
     }
 
     /// Are rotations equal if they differ only in the order of members or in the gang that they begin with, and not if

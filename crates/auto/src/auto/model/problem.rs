@@ -110,14 +110,20 @@ impl PlanningProblem {
             .live_tasks()
             .map(|task| (task, current_site(task)))
             .collect();
+        // The number of tasks of each cluster, on all sites and on each.
+        let mut cluster_sizes: BTreeMap<usize, u32> = BTreeMap::new();
+        let mut local_sizes: BTreeMap<(usize, Option<usize>), u32> = BTreeMap::new();
+        for (task, site) in &sited_tasks {
+            if let Some(&cluster) = clusters.get(&task.task) {
+                *cluster_sizes.entry(cluster).or_default() += 1;
+                *local_sizes.entry((cluster, *site)).or_default() += 1;
+            }
+        }
         let local_partner_share = |task: &TaskSample, site: Option<usize>| {
-            let own_cluster = clusters.get(&task.task)?;
-            let is_partner = |partner: &TaskSample| {
-                partner.task != task.task && clusters.get(&partner.task) == Some(own_cluster)
-            };
-            let partners = sited_tasks.iter().filter(|(other, _)| is_partner(other));
-            let local_partners = partners.clone().filter(|(_, other)| *other == site);
-            Some(local_partners.count() as f64 / partners.count().max(1) as f64)
+            let cluster = *clusters.get(&task.task)?;
+            let partners = cluster_sizes[&cluster] - 1;
+            let local_partners = local_sizes[&(cluster, site)] - 1;
+            Some(f64::from(local_partners) / f64::from(partners.max(1)))
         };
 
         let mut process_sites: Vec<(ProcessId, Option<usize>)> = sited_tasks

@@ -41,45 +41,37 @@ fn cpu_shares(demands: &[f64], cpus: f64) -> Vec<f64> {
     demands.iter().map(|demand| demand.min(max_share)).collect()
 }
 
-/// Share of the task's partners on other sites, from 0 to 1; 1 for a task without a cluster.
-fn split_share(
-    problem: &PlanningProblem,
-    site_by_task: &[Option<usize>],
-    index: usize,
-    site: usize,
-) -> f64 {
-    let Some(cluster) = problem.tasks[index].cluster else {
-        return 1.0;
-    };
-
-    let (mut partners, mut split_partners) = (0.0, 0.0);
-    for (partner, partner_task) in problem.tasks.iter().enumerate() {
-        if partner != index && partner_task.cluster == Some(cluster) {
-            partners += 1.0;
-            split_partners += if site_by_task[partner] == Some(site) {
-                0.0
-            } else {
-                1.0
-            };
-        }
-    }
-
-    if partners > 0.0 {
-        split_partners / partners
-    } else {
-        1.0
-    }
-}
-
+/// Share of each member's partners on other sites, from 0 to 1; 1 for a task without a cluster.
 pub fn split_shares(
     problem: &PlanningProblem,
     site_by_task: &[Option<usize>],
     members: &[usize],
     site: usize,
 ) -> Vec<f64> {
+    if members
+        .iter()
+        .all(|&index| problem.tasks[index].cluster.is_none())
+    {
+        return vec![1.0; members.len()];
+    }
+    // The tasks of each cluster: all, and those on other sites.
+    let mut clusters: BTreeMap<usize, (u32, u32)> = BTreeMap::new();
+    let is_elsewhere = |index: usize| u32::from(site_by_task[index] != Some(site));
+    for (index, problem_task) in problem.tasks.iter().enumerate() {
+        if let Some(cluster) = problem_task.cluster {
+            let (tasks, split_tasks) = clusters.entry(cluster).or_default();
+            (*tasks, *split_tasks) = (*tasks + 1, *split_tasks + is_elsewhere(index));
+        }
+    }
+
+    let split_share = |&index: &usize| {
+        let (tasks, split_tasks) = clusters[&problem.tasks[index].cluster?];
+        let (partners, split_partners) = (tasks - 1, split_tasks - is_elsewhere(index));
+        (partners > 0).then(|| f64::from(split_partners) / f64::from(partners))
+    };
     members
         .iter()
-        .map(|&index| split_share(problem, site_by_task, index, site))
+        .map(|index| split_share(index).unwrap_or(1.0))
         .collect()
 }
 

@@ -285,15 +285,15 @@ impl InputBuilder<'_, '_> {
     fn close_unknown_sites(&mut self, problem: &mut PlanningProblem) {
         let window = self.view.observation.window;
         let is_surveying = self.evidence.arrivals.unchanged_windows(window) < MAX_SURVEY_WINDOWS;
-        let is_unknown = |task: &TaskId| {
-            problem
-                .tasks
-                .iter()
-                .any(|problem_task| problem_task.task == *task && problem_task.program.is_none())
-        };
-        self.evidence
-            .phase_changed_at
-            .retain(|task, changed_at| window < *changed_at + PATIENCE_WINDOWS && is_unknown(task));
+        let is_movable: BTreeMap<TaskId, bool> = problem
+            .tasks
+            .iter()
+            .filter(|problem_task| problem_task.program.is_none())
+            .map(|problem_task| (problem_task.task, problem_task.is_movable))
+            .collect();
+        self.evidence.phase_changed_at.retain(|task, changed_at| {
+            window < *changed_at + PATIENCE_WINDOWS && is_movable.contains_key(task)
+        });
 
         let is_running = |task: TaskId| {
             self.evidence
@@ -302,7 +302,12 @@ impl InputBuilder<'_, '_> {
                 .is_none_or(|speed| speed.cpu_demand >= MIN_BUSY_SHARE)
         };
         let is_being_probed = |task: TaskId| {
-            is_surveying && self.evidence.probe_planner.has_open_probe(self.view, task)
+            is_surveying
+                && self.evidence.probe_planner.has_open_probe(
+                    self.view,
+                    task,
+                    is_movable.get(&task) == Some(&true),
+                )
         };
         problem.close_sites(|task| {
             (self.evidence.phase_changed_at.contains_key(&task) || is_being_probed(task))
@@ -422,7 +427,7 @@ mod tests {
     use super::*;
     use crate::auto::build;
     use cachemate_core::test_support::{
-        NullPredictor, capabilities_fixture, last_level_caches, observation_fixture,
+        NullPredictor, ViewFixture, capabilities_fixture, last_level_caches, observation_fixture,
     };
     use cachemate_core::{
         Ability, CacheLevel, CounterEvent, CpuId, Decision, Estimate, EventCount, EventCounts,
@@ -507,15 +512,61 @@ mod tests {
                 verdicts: &(),
             });
             *previous_plan = decision.plan.clone();
-            if decision
-                .reasons
-                .iter()
-                .any(|reason| reason.text.contains(" candidates, "))
-            {
+            if has_searched(&decision) {
                 return Some(decision);
             }
         }
         None
+    }
+
+    /// If a cache goes offline on which a task was at home that is pinned elsewhere now, or that sleeps: do searches go
+    /// on, with plans for the CPUs that are left?
+    #[test]
+    fn does_a_search_survive_the_loss_of_a_cache() {
+        for (is_asleep, lost_cpus) in [(false, 2..4), (true, 2..4), (false, 0..2), (true, 0..2)] {
+            let mut fixture = ViewFixture::new(
+                last_level_caches(2, 2, CacheLevel::L3, CACHE),
+                capabilities_fixture(&[Ability::Affinity]),
+                0,
+            );
+            fixture.profiles = (0..2).map(|id| (TaskId(id), profile_fixture(id))).collect();
+            let home_cpu = lost_cpus.start;
+            let mut policy = build("min_gain = 1.0", 1).unwrap();
+            let mut searches = 0;
+            for window in 1..=100 {
+                // Task 1 is at home on the cache that is lost in window 60; another tool's pin moves it before.
+                fixture.observation = observation_fixture(window, 0);
+                fixture.observation.tasks = (0..2).map(sample).collect();
+                let tasks = &mut fixture.observation.tasks;
+                tasks[0].on_cpu_ns[0].0 = CpuId(2 - home_cpu);
+                tasks[1].on_cpu_ns[0].0 = CpuId(home_cpu);
+                if window > 50 {
+                    let cpus = (2 - home_cpu..4 - home_cpu).collect();
+                    fixture.previous_plan.affinity.insert(TaskId(1), cpus);
+                    tasks[1].on_cpu_ns[0].0 = CpuId(3 - home_cpu);
+                    if is_asleep {
+                        tasks[1].on_cpu_ns.clear();
+                        tasks[1].counts = EventCounts::default();
+                    }
+                }
+                if window > 60 {
+                    for cpu in &mut fixture.topology.cpus {
+                        cpu.online = !lost_cpus.contains(&cpu.id.0);
+                    }
+                }
+                let decision = fixture.decide(policy.as_mut(), &NullPredictor);
+                let online = fixture.topology.online();
+                let affinity = decision.plan.affinity.values();
+                assert!(affinity.into_iter().all(|cpus| cpus.intersects(&online)));
+                searches += u32::from(window > 60 && has_searched(&decision));
+            }
+            assert!(searches >= 1, "{is_asleep} {home_cpu}");
+        }
+    }
+
+    fn has_searched(decision: &Decision) -> bool {
+        let mut reasons = decision.reasons.iter();
+        reasons.any(|reason| reason.text.contains(" candidates, "))
     }
 
     /// Does an arrival cause a brief search on a large machine, followed by a full one in time, and a full one at once

@@ -9,11 +9,11 @@ use std::collections::{BTreeMap, VecDeque};
 
 use cachemate_core::{
     CacheLevel, CounterEvent, Observation, ProbeRequest, ProcessId, StallCause, TaskSample,
+    student_bound,
 };
 use cachemate_papers::partition::demand_curve::MeasuredSpeed;
 
 use crate::verifier::speeds::is_disturbing;
-use crate::verifier::student_bound;
 
 /// Maximum number of windows kept for each process.
 const MAX_WINDOWS: usize = 64;

@@ -25,9 +25,10 @@ use crate::session::Session;
 pub struct Record {
     #[command(flatten)]
     options: RecordArgs,
-    /// Convert this trace of another tool instead (lackey, Dinero din, CSV, drmemtrace, raw u64, ChampSim, oracleGeneral);
-    /// - is standard input. After Ctrl-C, the records converted so far form an intact file, and --salvage makes one of a
-    /// damaged trace
+    /// Convert this trace of another tool instead (lackey, Dinero din, CSV, drmemtrace, raw u64, ChampSim, oracleGeneral)
+    ///
+    /// '-' is standard input. After Ctrl-C, the records converted so far form an intact file, and --salvage makes one of a
+    /// damaged trace.
     #[arg(long, value_name = "TRACE", conflicts_with_all = ["command", "json", "pid", "skip_accesses", "max_accesses",
         "skip_seconds", "max_seconds", "burst_accesses", "max_size", "kill_at_max", "l1", "children"])]
     from: Option<String>,

@@ -775,12 +775,12 @@ mod tests {
 
     /// Windows of one second in which the services `store` and `index`, with a limit of 5 %, run beside a `loop` and a
     /// `batch`; these are tasks 0 to 3.
-    struct Scene {
+    struct ConfinedScene {
         fixture: ViewFixture,
         confinements: ServiceConfinements,
     }
 
-    impl Scene {
+    impl ConfinedScene {
         fn new(caches: u32) -> Self {
             let ways = PartitionSupport::Ways {
                 ways: 16,
@@ -803,7 +803,7 @@ mod tests {
                     ..Goal::default()
                 });
             }
-            Scene {
+            ConfinedScene {
                 fixture,
                 confinements: ServiceConfinements::default(),
             }
@@ -840,7 +840,7 @@ mod tests {
     /// Is the promise of the first service still kept after a pause has found a second one, and when the second has ended?
     #[test]
     fn a_second_pause_forgets_no_service() {
-        let mut scene = Scene::new(1);
+        let mut scene = ConfinedScene::new(1);
         scene.fixture.observation.span.elapsed_ns = SECOND_NS;
         (0..3).for_each(|_| scene.run([1_000, 1_000], None));
         scene.run([1_000, 1_000], Some(("loop", CacheId(0), [1.3, 1.0])));
@@ -865,7 +865,7 @@ mod tests {
     /// Are the ways of a cache judged in time although those of another cache change meanwhile?
     #[test]
     fn a_step_on_one_cache_delays_no_other() {
-        let mut scene = Scene::new(2);
+        let mut scene = ConfinedScene::new(2);
         scene.fixture.observation.span.elapsed_ns = SECOND_NS;
         (0..3).for_each(|_| scene.run([1_000, 1_000], None));
         scene.run([1_000, 1_000], Some(("loop", CacheId(0), [1.3, 1.0])));

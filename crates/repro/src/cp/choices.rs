@@ -25,7 +25,7 @@ use super::isolation::{
     recovery_finding, split_name, to_percent,
 };
 use super::pairs::{
-    CONTROL_PAIRS, ColorCurves, MeasuredPair, PAIRS, PairForecast, PairRuns, ProgramPair,
+    CONTROL_PAIRS, ChipPairRuns, ColorCurves, MeasuredPair, PAIRS, PairForecast, ProgramPair,
     forecast_split, measure_color_curves, measure_pair_solos, measure_pairs, pair_inputs,
     pair_on_chip,
 };
@@ -40,7 +40,7 @@ use crate::{
 /// Measurements of all pairs on one machine, with or without its L3.
 struct SplitStudy {
     pairs: &'static [ProgramPair],
-    runs: PairRuns,
+    runs: ChipPairRuns,
     /// Both programs of each pair alone, with the first seed.
     solo_curves: Vec<[ColorCurves; 2]>,
     /// Forecasts from the solo curves; `None` if the predictor gives none.

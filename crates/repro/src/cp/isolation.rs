@@ -3,7 +3,7 @@
 
 use cachemate_report::figure::{Axis, BarChart, Chart, ReferenceLine, Series};
 
-use super::pairs::{MeasuredPair, PairForecast, PairRuns, ProgramPair};
+use super::pairs::{ChipPairRuns, MeasuredPair, PairForecast, ProgramPair};
 use super::{COLORS, RunScale};
 use crate::{
     DataPoint, ExperimentContext, Finding, ResultFigure, bar_groups, greatest, least, line_through,
@@ -28,7 +28,7 @@ fn program_series((first, second): ProgramPair, side: usize) -> String {
 }
 
 /// The splits at which a pair was measured, which are the same under every seed.
-fn measured_splits(runs: &PairRuns, pair: usize) -> Vec<u32> {
+fn measured_splits(runs: &ChipPairRuns, pair: usize) -> Vec<u32> {
     let first_run = runs.of_case(pair).next();
     let splits = first_run.map_or(&[][..], |run| &run.rates_by_split);
     splits
@@ -37,7 +37,7 @@ fn measured_splits(runs: &PairRuns, pair: usize) -> Vec<u32> {
         .collect()
 }
 
-fn gain_points(pairs: &[ProgramPair], runs: &PairRuns) -> Vec<DataPoint> {
+fn gain_points(pairs: &[ProgramPair], runs: &ChipPairRuns) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for (index, &pair) in pairs.iter().enumerate() {
         for (split, first_colors) in measured_splits(runs, index).into_iter().enumerate() {
@@ -55,7 +55,7 @@ fn gain_points(pairs: &[ProgramPair], runs: &PairRuns) -> Vec<DataPoint> {
 pub(super) fn best_sum_finding(
     context: &ExperimentContext<'_>,
     pairs: &[ProgramPair],
-    runs: &PairRuns,
+    runs: &ChipPairRuns,
     scale: RunScale,
 ) -> Finding {
     // One split per pair for all seeds: the mean over seeds, not the best of each.
@@ -117,7 +117,7 @@ fn pair_figure(pair: ProgramPair, points: &[DataPoint]) -> ResultFigure {
 pub(super) fn chosen_sum_finding(
     context: &ExperimentContext<'_>,
     pairs: &[ProgramPair],
-    runs: &PairRuns,
+    runs: &ChipPairRuns,
     chosen_split: &dyn Fn(usize, u64) -> Option<u32>,
     method: &str,
 ) -> Finding {
@@ -142,7 +142,7 @@ pub(super) fn chosen_sum_finding(
     Finding::declared_for("cp-2-chosen-splits", &[method], &per_seed).with_points(points.collect())
 }
 
-pub(super) fn recovery_finding(pairs: &[ProgramPair], runs: &PairRuns) -> Finding {
+pub(super) fn recovery_finding(pairs: &[ProgramPair], runs: &ChipPairRuns) -> Finding {
     let per_seed = runs.greatest_per_seed(|pair| {
         greatest(
             pair.recovered_shares()
@@ -199,7 +199,7 @@ pub(super) fn recovery_finding(pairs: &[ProgramPair], runs: &PairRuns) -> Findin
 /// made.
 pub(super) fn forecast_finding(
     context: &ExperimentContext<'_>,
-    runs: &PairRuns,
+    runs: &ChipPairRuns,
     forecasts: &[Option<PairForecast>],
 ) -> Finding {
     // Weighted speed-up: shared, and at the best split according to the curves.
@@ -256,8 +256,8 @@ pub(super) fn forecast_finding(
 
 pub(super) fn controls_finding(
     pairs: &[ProgramPair],
-    runs: &PairRuns,
-    reruns: &PairRuns,
+    runs: &ChipPairRuns,
+    reruns: &ChipPairRuns,
 ) -> Finding {
     let slowdown_percent = |pair: &MeasuredPair, side: usize| {
         to_percent(1.0 - pair.shared_rates[side] / pair.solo_rates[side])
@@ -268,7 +268,8 @@ pub(super) fn controls_finding(
     let (mut points, mut max_noise, mut affected_programs) = (Vec::new(), 0.0, Vec::new());
     for (index, &pair) in pairs.iter().enumerate() {
         for (side, (program, partner)) in [pair, (pair.1, pair.0)].into_iter().enumerate() {
-            let values_of = |runs: &PairRuns| runs.values(index, |run| slowdown_percent(run, side));
+            let values_of =
+                |runs: &ChipPairRuns| runs.values(index, |run| slowdown_percent(run, side));
             let (values, rerun_values) = (values_of(runs), values_of(reruns));
             let noise = values.iter().zip(&rerun_values).map(|(a, b)| (a - b).abs());
             max_noise = noise.fold(max_noise, f64::max);

@@ -160,7 +160,7 @@ pub(crate) fn measure_pair_solos(
 }
 
 /// Measured pairs, by the pair's position and seed.
-pub(crate) type PairRuns = SeededRuns<usize, MeasuredPair>;
+pub(crate) type ChipPairRuns = SeededRuns<usize, MeasuredPair>;
 
 /// Measures pairs under sharing, and at the splits that are requested for the pair at a position.
 /// The offset is added to the machine's seed, which determines the frames.
@@ -171,7 +171,7 @@ pub(crate) fn measure_pairs(
     scale: RunScale,
     frame_seed_offset: u64,
     requested_splits: impl Fn(usize) -> BTreeSet<u32>,
-) -> Result<PairRuns> {
+) -> Result<ChipPairRuns> {
     let mut runs: Vec<(usize, Option<u32>)> = Vec::new();
     for pair in 0..pairs.len() {
         let splits = requested_splits(pair).into_iter().map(Some);

@@ -324,8 +324,8 @@ impl PhaseWalker<'_> {
         };
         let reads = demand_fills + prefetch_fills;
         let bus_cycles = (reads + writebacks) * self.machine.cycles_per_line;
-        // A read holds one of the bus's slots for its latency. The walk, which requests prefetched lines in the past, does
-        // not see all that hold one.
+        // A read holds one of the bus's slots for its latency. The walk sees those of all lines but the ones that are found to
+        // have been prefetched only when they are used.
         let slot_cycles = match self.machine.max_reads {
             Some(slots) => reads * self.machine.memory_latency_cycles / slots as f64,
             None => 0.0,

@@ -568,19 +568,28 @@ mod tests {
         }
     }
 
-    /// Two caches with a store and a loop of programs, which is confined to four ways of the first cache.
-    fn confined_loop() -> (ViewFixture, ServiceConfinements) {
-        let ways = PartitionSupport::Ways {
-            ways: 16,
-            min_ways: 1,
-            contiguous: true,
-            max_groups: 8,
-        };
-        let capabilities = capabilities_fixture(&[Ability::Ways]).with_partition(CacheId(0), ways);
-        let topology = last_level_caches(2, 2, CacheLevel::L3, 1 << 20);
+    /// The ways of a cache.
+    const WAYS: PartitionSupport = PartitionSupport::Ways {
+        ways: 16,
+        min_ways: 1,
+        contiguous: true,
+        max_groups: 8,
+    };
+
+    /// So many caches, the first of which has ways, with a store and a loop of programs.
+    fn store_beside_loop(caches: u32) -> ViewFixture {
+        let capabilities = capabilities_fixture(&[Ability::Ways]).with_partition(CacheId(0), WAYS);
+        let topology = last_level_caches(caches, 2, CacheLevel::L3, 1 << 20);
         let mut fixture = ViewFixture::new(topology, capabilities, 2);
         let tasks = &mut fixture.observation.tasks;
         (tasks[0].name, tasks[1].name) = ("store".to_string(), "loop".to_string());
+        fixture
+    }
+
+    /// Two caches with a store and a loop of programs, which is confined to four ways of the first cache.
+    fn confined_loop() -> (ViewFixture, ServiceConfinements) {
+        let fixture = store_beside_loop(2);
+        let tasks = &fixture.observation.tasks;
         let identity = |task: &TaskSample| task.service_or_command().into_owned();
         let confinement = WayConfinement {
             services: [(identity(&tasks[1]), 0)].into(),
@@ -693,20 +702,8 @@ mod tests {
     /// 1,300 instructions per 1,000 cycles in the pause. Otherwise, these follow from the ways of the loop's programs.
     /// Returns the ways after each window.
     fn ways_by_window(instructions_beside: fn(u32) -> u64) -> Vec<u32> {
-        let ways = PartitionSupport::Ways {
-            ways: 16,
-            min_ways: 1,
-            contiguous: true,
-            max_groups: 8,
-        };
-        let capabilities = capabilities_fixture(&[Ability::Ways]).with_partition(CacheId(0), ways);
-        let mut fixture = ViewFixture::new(
-            last_level_caches(1, 2, CacheLevel::L3, 1 << 20),
-            capabilities,
-            2,
-        );
+        let mut fixture = store_beside_loop(1);
         let tasks = &mut fixture.observation.tasks;
-        (tasks[0].name, tasks[1].name) = ("store".to_string(), "loop".to_string());
         tasks[0].goal = Some(Goal {
             max_slowdown: Some(0.05),
             ..Goal::default()
@@ -782,15 +779,9 @@ mod tests {
 
     impl ConfinedScene {
         fn new(caches: u32) -> Self {
-            let ways = PartitionSupport::Ways {
-                ways: 16,
-                min_ways: 1,
-                contiguous: true,
-                max_groups: 8,
-            };
             let capabilities = (0..caches).fold(
                 capabilities_fixture(&[Ability::Ways]),
-                |capabilities, cache| capabilities.with_partition(CacheId(cache), ways),
+                |capabilities, cache| capabilities.with_partition(CacheId(cache), WAYS),
             );
             let topology = last_level_caches(caches, 4, CacheLevel::L3, 1 << 20);
             let mut fixture = ViewFixture::new(topology, capabilities, 4);

@@ -293,7 +293,8 @@ impl ProbePlanner {
     }
 
     /// An interval in which a task with a promised slowdown has its cache to itself. The first interval of a program comes
-    /// at once; those of its other threads wait until they are paid for, and later ones follow a change of phase or several minutes, and wait until they are paid for.
+    /// at once; those of its other threads, and later ones after a change of phase or several minutes, wait until they are
+    /// paid for.
     fn solo_interval(
         &mut self,
         view: &View<'_>,
@@ -315,10 +316,7 @@ impl ProbePlanner {
             .collect();
 
         let is_due = |seen: &&TaskSample| {
-            let phase = view
-                .profiles
-                .get(&seen.task)
-                .map_or(0, |profile| profile.phase_number);
+            let (phase, _) = current_phase(view, seen.task);
             let is_known = view
                 .profiles
                 .get(&seen.task)
@@ -345,10 +343,7 @@ impl ProbePlanner {
                 .map_or(0, |&(_, when_ns)| when_ns)
         })?;
         let (task, cache) = (sample.task, sites[cpu_sites.site_of_task(sample)?].cache);
-        let phase = view
-            .profiles
-            .get(&task)
-            .map_or(0, |profile| profile.phase_number);
+        let (phase, _) = current_phase(view, task);
         self.solo_requested.insert(task, (phase, now_ns));
         let (rows, total_ns, settle_ns) =
             (vec![vec![task], vec![task]], SOLO_ROW_NS, SOLO_SETTLE_NS);

@@ -3,8 +3,9 @@
 //!
 //! Stages append their cost to `target/ci-time.jsonl`. `ci-time report` prints the costs beside `.ci/times.json`, the
 //! record of an earlier run. It names each stage that has grown by half beyond the growth of the median stage, because
-//! a slower or busier host slows all stages alike. It fails only if a stage has doubled: an emulated guest runs in
-//! real time, so crowded hosts alone made its stage cost 1.0 to 1.53 times the record in three runs of equal sources.
+//! a slower or busier host slows all stages alike. It never fails, because a cost is no property of the sources alone: in
+//! one run on a crowded host, the emulated guest, which runs in real time, cost 4.4 times the record, and the other
+//! stages between 0.6 and 2.9 times.
 
 use std::fs;
 use std::io::Write;
@@ -18,12 +19,8 @@ const CURRENT_FILE: &str = "target/ci-time.jsonl";
 const RECORD_FILE: &str = ".ci/times.json";
 /// Minimum growth of a stage's cost over its record that is named, on a host as fast as the record's.
 const MIN_NAMED_GROWTH: f64 = 1.5;
-/// Maximum growth of a stage's cost; more is a failure.
-const MAX_GROWTH: f64 = 2.0;
 /// Minimum number of stages from which the host's slowdown, the growth of the median stage, is computed.
 const MIN_COMPARED_STAGES: usize = 3;
-/// Maximum growth of all stages that is attributed to the host; more is a failure.
-const MAX_HOST_SLOWDOWN: f64 = 2.0;
 /// Minimum CPU seconds of a stage that is judged; the costs of shorter stages vary too much.
 const MIN_JUDGED_CPU_S: f64 = 20.0;
 /// Number of slowest tests that a report names.
@@ -107,29 +104,20 @@ pub fn remove_stages(root: &Path) -> Result<(), String> {
     }
 }
 
-/// Prints this run's stages beside the record; the error names stages that have grown too much.
+/// Prints this run's stages beside the record, and names stages that have grown more than the host has slowed down.
 pub fn report(root: &Path) -> Result<(), String> {
     let current = read_current(root)?;
     let record = read_record(root)?;
     print!("{}", render(&current, &record));
     let slowdown = host_slowdown(&current, &record);
     println!("this host, by its median stage: {slowdown:.2} times the CPU seconds on record");
-    let complaints = |min_growth: f64| -> Vec<String> {
-        current
-            .iter()
-            .filter_map(|cost| growth_complaint(cost, &record, slowdown, min_growth))
-            .collect()
-    };
-    complaints(MIN_NAMED_GROWTH)
+    for growth in current
         .iter()
-        .for_each(|complaint| println!("ci-time: {complaint}"));
-
-    let failures = complaints(MAX_GROWTH);
-    if failures.is_empty() {
-        Ok(())
-    } else {
-        Err(format!("ci-time: {}", failures.join("; ")))
+        .filter_map(|cost| describe_growth(cost, &record, slowdown))
+    {
+        println!("ci-time: {growth}");
     }
+    Ok(())
 }
 
 /// Stores the costs of this run as the record.
@@ -168,8 +156,7 @@ fn comparable_record<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a Stag
     find_recorded(name, record).filter(|recorded| recorded.cpu_s >= MIN_JUDGED_CPU_S)
 }
 
-/// Growth of the median stage, between 1 and [`MAX_HOST_SLOWDOWN`]; 1 if too few stages can be
-/// compared.
+/// Growth of the median stage, at least 1; 1 if too few stages can be compared.
 fn host_slowdown(current: &[StageCost], record: &[StageCost]) -> f64 {
     let ratio = |cost: &StageCost| {
         comparable_record(&cost.name, record).map(|recorded| cost.cpu_s / recorded.cpu_s)
@@ -179,21 +166,16 @@ fn host_slowdown(current: &[StageCost], record: &[StageCost]) -> f64 {
     if ratios.len() < MIN_COMPARED_STAGES {
         1.0
     } else {
-        ratios[ratios.len() / 2].clamp(1.0, MAX_HOST_SLOWDOWN)
+        ratios[ratios.len() / 2].max(1.0)
     }
 }
 
-/// A complaint if a stage takes more than `min_growth` times its record, on a host that needs
-/// `slowdown` times the record's CPU seconds.
-fn growth_complaint(
-    cost: &StageCost,
-    record: &[StageCost],
-    slowdown: f64,
-    min_growth: f64,
-) -> Option<String> {
+/// Names a stage that takes more than [`MIN_NAMED_GROWTH`] times its record, on a host that needs `slowdown` times the
+/// record's CPU seconds.
+fn describe_growth(cost: &StageCost, record: &[StageCost], slowdown: f64) -> Option<String> {
     let recorded = comparable_record(&cost.name, record)?;
-    let exceeds_limit = cost.cpu_s > min_growth * slowdown * recorded.cpu_s;
-    exceeds_limit.then(|| {
+    let has_grown = cost.cpu_s > MIN_NAMED_GROWTH * slowdown * recorded.cpu_s;
+    has_grown.then(|| {
         format!(
             "'{}' takes {:.0} CPU s, {:.0} on record",
             cost.name, cost.cpu_s, recorded.cpu_s
@@ -247,24 +229,21 @@ mod tests {
         }
     }
 
-    /// Is only gross growth of a sufficiently long stage a failure, and a new stage none?
+    /// Is growth beyond the host's slowdown named, of stages that are long enough and on record?
     #[test]
-    fn only_gross_growth_fails() {
+    fn growth_beyond_the_hosts_is_named() {
         let record = [stage_cost("build", 100.0), stage_cost("short", 2.0)];
-        let complaint = |name, cpu_s, slowdown, min_growth| {
-            growth_complaint(&stage_cost(name, cpu_s), &record, slowdown, min_growth)
-        };
-        assert_eq!(complaint("build", 149.0, 1.0, MIN_NAMED_GROWTH), None);
-        let message = complaint("build", 151.0, 1.0, MIN_NAMED_GROWTH);
+        let growth =
+            |name, cpu_s, slowdown| describe_growth(&stage_cost(name, cpu_s), &record, slowdown);
+        assert_eq!(growth("build", 149.0, 1.0), None);
+        let message = growth("build", 151.0, 1.0);
         assert!(message.is_some_and(|text| text.contains("151 CPU s, 100 on record")));
-        assert_eq!(complaint("build", 199.0, 1.0, MAX_GROWTH), None);
-        assert!(complaint("build", 201.0, 1.0, MAX_GROWTH).is_some());
-        assert_eq!(complaint("build", 190.0, 1.3, MIN_NAMED_GROWTH), None);
-        assert_eq!(complaint("short", 9.0, 1.0, MAX_GROWTH), None);
-        assert_eq!(complaint("new", 900.0, 1.0, MAX_GROWTH), None);
+        assert_eq!(growth("build", 190.0, 1.3), None);
+        assert_eq!(growth("short", 9.0, 1.0), None);
+        assert_eq!(growth("new", 900.0, 1.0), None);
     }
 
-    /// Is the host's slowdown that of the median stage, so that a single stage that has grown still fails?
+    /// Is the host's slowdown that of the median stage, so that a single stage that has grown is still named?
     #[test]
     fn a_slow_host_slows_the_median_stage_and_hides_no_growth() {
         let record = [
@@ -281,20 +260,8 @@ mod tests {
         ];
         let slowdown = host_slowdown(&slow, &record);
         assert_eq!(slowdown, 1.3);
-
-        let has_grown = |cost: &StageCost| {
-            growth_complaint(cost, &record, slowdown, MIN_NAMED_GROWTH).is_some()
-        };
+        let has_grown = |cost: &StageCost| describe_growth(cost, &record, slowdown).is_some();
         assert_eq!(slow.each_ref().map(has_grown), [false, false, true, false]);
-        let quadrupled: Vec<StageCost> = record
-            .iter()
-            .map(|before| stage_cost(&before.name, 4.1 * before.cpu_s))
-            .collect();
-        assert_eq!(host_slowdown(&quadrupled, &record), MAX_HOST_SLOWDOWN);
-        assert!(
-            growth_complaint(&quadrupled[0], &record, MAX_HOST_SLOWDOWN, MAX_GROWTH).is_some(),
-            "fourfold growth is no property of a host"
-        );
         assert_eq!(host_slowdown(&slow[..2], &record), 1.0);
     }
 

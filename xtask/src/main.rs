@@ -37,7 +37,7 @@ const USAGE: &str = "usage: cargo run -p xtask -- COMMAND
   test [NAME...]                 run all tests, or those whose names contain NAME, and measure each
   ci-time start                  forget the costs of an earlier run
   ci-time stage NAME COMMAND...  run a command and record its CPU and wall seconds
-  ci-time report                 print the costs of this run beside .ci/times.json; fail on gross growth
+  ci-time report                 print the costs of this run beside .ci/times.json, and name stages that have grown
   ci-time accept                 make this run's costs the record
   map                            draw the crates and their dependencies into docs/pictures/crates.svg
   constants                      print the constants of the policy auto and of the verifier as a table

@@ -14,8 +14,9 @@
 //! five. The runs beside the loop gauge such neighbors: if they scatter, so do the pairs'
 //! intervals, and such a pair gets more rounds until its interval is narrow or the time is over.
 //!
-//! The forecast is made before the measurement and changes nothing in it. Pairs whose interval is
-//! wider than ten points are counted as not measurable here, not as right or wrong.
+//! A program is forecast beside its companions right before it is measured, because what other guests do to the cache
+//! changes by the minute, and a user runs what was forecast now. The forecast changes nothing in the measurement. Pairs
+//! whose interval is wider than ten points are counted as not measurable here, not as right or wrong.
 
 mod report;
 mod workloads;
@@ -169,62 +170,66 @@ impl CorunBench {
                 programs.len()
             );
         }
-        let (mut alone, forecasts) = bench.forecast(&programs)?;
-        let mut pairs = choose_pairs(
-            &programs,
-            &forecasts,
-            self.companions as usize,
-            &mut generator,
-        );
+        let profiles = bench.profile(&programs)?;
         let deadline = start + total.mul_f64(MEASURING_SHARE);
         if Instant::now() >= deadline {
             bail!(
-                "the forecasts took {:.0} s, so that no time is left to measure: expected --minutes of more, or fewer \
+                "the recordings took {:.0} s, so that no time is left to measure: expected --minutes of more, or fewer \
                  programs",
                 start.elapsed().as_secs_f64()
             );
         }
-        bench.measure_pairs(&set, &programs, &mut pairs, deadline);
-        for solo in &mut alone {
-            let times = pairs
-                .iter()
-                .filter(|pair| pair.program == solo.program)
-                .flat_map(|pair| pair.rounds.iter().map(|[alone, _]| alone.user_s));
-            let mut times: Vec<f64> = times.collect();
-            times.sort_by(f64::total_cmp);
-            let time_s = quantile(&times, SOLO_QUANTILE);
-            solo.measured = time_s.map(|time_s| time_s * machine.hertz as f64 / solo.instructions);
+
+        let (mut alone, mut pairs) = (Vec::new(), Vec::new());
+        for (index, program) in programs.iter().enumerate() {
+            if bench.is_stopped(deadline) {
+                break;
+            }
+            eprintln!("{} ({} of {})", program.name, index + 1, programs.len());
+            let (mut solo, forecasts) = bench.forecast(&program.name, &profiles, index)?;
+            let companions = draw_companions(programs.len(), self.companions, &mut generator);
+            let mut own: Vec<CorunPair> = companions
+                .into_iter()
+                .map(|column| CorunPair {
+                    program: program.name.clone(),
+                    beside: programs[column].name.clone(),
+                    forecast: forecasts[column],
+                    measured: None,
+                    rounds: Vec::new(),
+                    cause: program.cause,
+                })
+                .collect();
+            let left = deadline.saturating_duration_since(Instant::now());
+            let own_deadline = Instant::now() + left / (programs.len() - index) as u32;
+            bench.measure_pairs(&set, &programs, index, &mut own, own_deadline);
+            solo.measured = measured_cycles(&own, &machine, solo.instructions);
+            alone.push(solo);
+            pairs.extend(own);
         }
         let report = CorunReport::new(machine, alone, pairs, start.elapsed(), self.seed);
         report.print(self.json, self.out.as_deref())
     }
 }
 
-/// Each program has companions drawn at random.
-fn choose_pairs(
-    programs: &[CorunProgram],
-    forecasts: &[Vec<PercentInterval>],
-    companions: usize,
-    generator: &mut SplitMix64,
-) -> Vec<CorunPair> {
-    let mut pairs = Vec::new();
-    for (row, program) in programs.iter().enumerate() {
-        let mut columns: Vec<usize> = (0..programs.len()).collect();
-        for last in (1..columns.len()).rev() {
-            columns.swap(last, generator.draw_below(last as u64 + 1) as usize);
-        }
-        for &column in columns.iter().take(companions) {
-            pairs.push(CorunPair {
-                program: program.name.clone(),
-                beside: programs[column].name.clone(),
-                forecast: forecasts[row][column],
-                measured: None,
-                rounds: Vec::new(),
-                cause: program.cause,
-            });
-        }
+/// Cycles per instruction beside the arithmetic loop, of the calibrated clock; `None` if nothing was measured.
+fn measured_cycles(pairs: &[CorunPair], machine: &MachineSpec, instructions: f64) -> Option<f64> {
+    let mut times_s: Vec<f64> = pairs
+        .iter()
+        .flat_map(|pair| pair.rounds.iter().map(|[alone, _]| alone.user_s))
+        .collect();
+    times_s.sort_by(f64::total_cmp);
+    let time_s = quantile(&times_s, SOLO_QUANTILE)?;
+    Some(time_s * machine.hertz as f64 / instructions)
+}
+
+/// Draws the companions of one program among all programs.
+fn draw_companions(programs: usize, companions: u32, generator: &mut SplitMix64) -> Vec<usize> {
+    let mut columns: Vec<usize> = (0..programs).collect();
+    for last in (1..columns.len()).rev() {
+        columns.swap(last, generator.draw_below(last as u64 + 1) as usize);
     }
-    pairs
+    columns.truncate(companions as usize);
+    columns
 }
 
 /// The host on which programs run.
@@ -242,114 +247,112 @@ impl CorunHost {
         Ok(cachemate_spec::parse_machine("host", &text)?)
     }
 
-    /// Records the programs and forecasts each alone, and the slowdown of each beside each.
-    fn forecast(
-        &self,
-        programs: &[CorunProgram],
-    ) -> anyhow::Result<(Vec<CorunSolo>, Vec<Vec<PercentInterval>>)> {
-        let mut files = Vec::new();
+    /// Records the programs and returns their profiles.
+    fn profile(&self, programs: &[CorunProgram]) -> anyhow::Result<Vec<String>> {
+        let mut profiles = Vec::new();
         for program in programs {
             eprintln!("recording {}", program.name);
-            let path = self.dir.join(format!("{}.cmt", program.name));
-            let path_text = path.display().to_string();
+            let path_of = |ending: &str| {
+                let path = self.dir.join(format!("{}.{ending}", program.name));
+                path.display().to_string()
+            };
+            let (recording, profile) = (path_of("cmt"), path_of("profile.json"));
             let mut args = vec!["--quiet", "record", "--max-accesses", MAX_RECORDED_ACCESSES];
-            args.extend(["--kill-at-max", "-o", &path_text, "--"]);
+            args.extend(["--kill-at-max", "-o", &recording, "--"]);
             args.extend(program.command.iter().map(String::as_str));
-            let _load = self.start_load(program)?;
-            run_command(&self.command, &args)
-                .with_context(|| format!("{} cannot be recorded", program.name))?;
-            files.push(path_text);
+            {
+                let _load = self.start_load(program)?;
+                run_command(&self.command, &args)
+                    .with_context(|| format!("{} cannot be recorded", program.name))?;
+            }
+            run_command(
+                &self.command,
+                &["--quiet", "profile", &recording, "-o", &profile],
+            )?;
+            std::fs::remove_file(&recording).with_context(|| recording.clone())?;
+            profiles.push(profile);
         }
-        eprintln!("forecasting {} programs", programs.len());
+        Ok(profiles)
+    }
+
+    /// Forecasts a program alone, and its slowdown beside each program.
+    fn forecast(
+        &self,
+        name: &str,
+        profiles: &[String],
+        row: usize,
+    ) -> anyhow::Result<(CorunSolo, Vec<PercentInterval>)> {
         let mut args = vec!["--quiet", "predict", "--json"];
-        args.extend(files.iter().map(String::as_str));
+        args.extend(profiles.iter().map(String::as_str));
         let text = run_command(&self.command, &args)?;
         let value: serde_json::Value = serde_json::from_str(&text)?;
-        let cell = |end: &str, row: usize, column: usize| {
+        let cell = |end: &str, column: usize| {
             value["matrix"][end][row][column]
                 .as_f64()
                 .with_context(|| format!("matrix.{end}[{row}][{column}]: found no number"))
         };
-        let row_of = |row: usize| {
-            let interval = |column: usize| {
-                Ok(PercentInterval {
-                    value: cell("values", row, column)?,
-                    low: cell("low", row, column)?,
-                    high: cell("high", row, column)?,
-                })
-            };
-            (0..programs.len()).map(interval).collect()
+        let mut forecasts = Vec::new();
+        for column in 0..profiles.len() {
+            forecasts.push(PercentInterval {
+                value: cell("values", column)?,
+                low: cell("low", column)?,
+                high: cell("high", column)?,
+            });
+        }
+        let number = |value: &serde_json::Value, key: &str| {
+            value
+                .as_f64()
+                .with_context(|| format!("{key} of {name}: found no number"))
         };
-        let forecasts: Vec<_> = (0..programs.len())
-            .map(row_of)
-            .collect::<anyhow::Result<_>>()?;
-        let solo_of = |(index, program): (usize, &CorunProgram)| {
-            let number = |value: &serde_json::Value, name: &str| {
-                value
-                    .as_f64()
-                    .with_context(|| format!("{name} of {}: found no number", program.name))
-            };
-            let member = &value["group"]["members"][index]["solo_cycles_per_instr"];
-            let instructions = &value["programs"][index]["instructions"];
-            Ok(CorunSolo {
-                program: program.name.clone(),
-                instructions: number(instructions, "instructions")?,
-                forecast: number(member, "solo_cycles_per_instr")?,
-                measured: None,
-            })
+        let cycles = &value["group"]["members"][row]["solo_cycles_per_instr"];
+        let own = &value["programs"][row];
+        let solo = CorunSolo {
+            program: name.to_string(),
+            instructions: number(&own["instructions"], "instructions")?,
+            forecast: number(cycles, "solo_cycles_per_instr")?,
+            measured: None,
         };
-        let alone = programs.iter().enumerate().map(solo_of);
-        Ok((alone.collect::<anyhow::Result<_>>()?, forecasts))
+        Ok((solo, forecasts))
     }
 
     fn is_stopped(&self, deadline: Instant) -> bool {
         self.stop.load(Ordering::Relaxed) || Instant::now() >= deadline
     }
 
+    /// Measures one program's pairs until each interval is narrow, or the time is over.
     fn measure_pairs(
         &self,
         set: &CorunProgramSet,
         programs: &[CorunProgram],
+        row: usize,
         pairs: &mut [CorunPair],
         deadline: Instant,
     ) {
+        let program = &programs[row];
         let find = |name: &str| programs.iter().find(|program| program.name == name);
-        for (index, program) in programs.iter().enumerate() {
-            if self.is_stopped(deadline) {
+        let mut companions: Vec<MeasuredCompanion<'_>> = pairs
+            .iter()
+            .enumerate()
+            .filter_map(|(index, pair)| Some(MeasuredCompanion::new(index, find(&pair.beside)?)))
+            .collect();
+        for round in 0..MAX_ROUNDS {
+            let is_over = self.is_stopped(deadline) && round >= MIN_ROUNDS;
+            let is_interrupted = self.stop.load(Ordering::Relaxed);
+            if is_over || is_interrupted || companions.iter().all(|one| one.is_narrow()) {
                 break;
             }
-            eprintln!(
-                "measuring {} ({} of {})",
-                program.name,
-                index + 1,
-                programs.len()
-            );
-            let left = deadline.saturating_duration_since(Instant::now());
-            let own_deadline = Instant::now() + left / (programs.len() - index) as u32;
-            let mut own: Vec<MeasuredCompanion<'_>> = (0..pairs.len())
-                .filter(|&index| pairs[index].program == program.name)
-                .filter_map(|index| {
-                    Some(MeasuredCompanion::new(index, find(&pairs[index].beside)?))
-                })
-                .collect();
-            for round in 0..MAX_ROUNDS {
-                let is_over = self.is_stopped(own_deadline) && round >= MIN_ROUNDS;
-                if is_over || self.is_stopped(deadline) || own.iter().all(|one| one.is_narrow()) {
-                    break;
-                }
-                // What was measured before stays.
-                if let Err(error) =
-                    self.measure_round(program, &set.spinner, &mut own, round % 2 == 1)
-                {
-                    eprintln!("{} is given up: {error:#}", program.name);
-                    break;
-                }
+            // What was measured before stays.
+            if let Err(error) =
+                self.measure_round(program, &set.spinner, &mut companions, round % 2 == 1)
+            {
+                eprintln!("{} is given up: {error:#}", program.name);
+                break;
             }
-            for companion in own {
-                let pair = &mut pairs[companion.index];
-                pair.measured = companion.slowdown();
-                pair.rounds = companion.rounds;
-            }
+        }
+        for companion in companions {
+            let pair = &mut pairs[companion.index];
+            pair.measured = companion.slowdown();
+            pair.rounds = companion.rounds;
         }
     }
 

@@ -128,6 +128,34 @@ impl DecayingSums {
             OWN_COUNT_WINDOWS
         }
     }
+
+    fn decay(&self) -> f64 {
+        if self.kind == Some(AVERAGED) {
+            AVERAGED_DECAY
+        } else {
+            DECAY
+        }
+    }
+
+    /// Adds a window. In one in which the task did not run, what it does on a CPU stays known, and what it asks of one
+    /// and its work in a second become less.
+    fn add_window(&mut self, task: &TaskSample, elapsed_ns: f64, instructions: f64, cycles: f64) {
+        let ran_ns = task.ran_ns() as f64;
+        let demanded_ns = ran_ns + task.run_queue_wait_ns.unwrap_or(0) as f64;
+        let reported_elapsed_ns = task.progress.map_or(0.0, |_| elapsed_ns);
+        let decay = self.decay();
+        for (sum, addend) in [
+            (&mut self.instructions, instructions),
+            (&mut self.cycles, cycles),
+            (&mut self.demanded_ns, demanded_ns),
+            (&mut self.on_cpu_ns, ran_ns),
+            (&mut self.elapsed_ns, elapsed_ns),
+            (&mut self.reported_work, task.progress.unwrap_or(0.0)),
+            (&mut self.reported_elapsed_ns, reported_elapsed_ns),
+        ] {
+            *sum = decay * *sum + addend;
+        }
+    }
 }
 
 impl SpeedTracker {
@@ -176,6 +204,7 @@ impl SpeedTracker {
             )
         };
 
+        let elapsed_ns = observation.span.elapsed_ns as f64;
         for task in observation
             .tasks
             .iter()
@@ -188,6 +217,10 @@ impl SpeedTracker {
             let Some((instructions, cycles)) =
                 instructions_and_cycles.filter(|(i, c)| *i > 0.0 && *c > 0.0)
             else {
+                let sums = self.current_sums.get_mut(&task.task);
+                if let Some(sums) = sums.filter(|_| !task.has_run()) {
+                    sums.add_window(task, elapsed_ns, 0.0, 0.0);
+                }
                 continue;
             };
 
@@ -236,27 +269,9 @@ impl SpeedTracker {
                 sums.first_window = observation.window;
             }
             sums.windows += u32::from(!sums.is_of_earlier_plan);
-            let ran_ns = task.ran_ns();
-            let demanded_ns = ran_ns as f64 + task.run_queue_wait_ns.unwrap_or(0) as f64;
-            let decay = if kind == Some(AVERAGED) {
-                AVERAGED_DECAY
-            } else {
-                DECAY
-            };
+            sums.add_window(task, elapsed_ns, instructions, cycles);
 
-            let elapsed_ns = observation.span.elapsed_ns as f64;
-            let reported_elapsed_ns = task.progress.map_or(0.0, |_| elapsed_ns);
-            for (sum, addend) in [
-                (&mut sums.instructions, instructions),
-                (&mut sums.cycles, cycles),
-                (&mut sums.demanded_ns, demanded_ns),
-                (&mut sums.on_cpu_ns, ran_ns as f64),
-                (&mut sums.elapsed_ns, elapsed_ns),
-                (&mut sums.reported_work, task.progress.unwrap_or(0.0)),
-                (&mut sums.reported_elapsed_ns, reported_elapsed_ns),
-            ] {
-                *sum = decay * *sum + addend;
-            }
+            let decay = sums.decay();
             let count = |event| task.counts.get(event);
             use CounterEvent::StallCycles;
 
@@ -338,7 +353,7 @@ impl SpeedTracker {
 mod tests {
     use super::*;
     use cachemate_core::test_support::observation_fixture;
-    use cachemate_core::{EventCount, EventCounts, WindowLength};
+    use cachemate_core::{CpuId, EventCount, EventCounts, WindowLength};
 
     /// 1000 instructions and these counts.
     fn counts_fixture(counts: &[(CounterEvent, u64)]) -> EventCounts {
@@ -457,5 +472,37 @@ mod tests {
         assert_eq!(window(3000, false), (3.0, true));
         assert!(!window(9000, true).1, "the cache fills");
         assert_eq!(window(5000, false), (5.0, false));
+    }
+
+    /// Does a program that sleeps lose its demand for a CPU and its work in a second, and keep its speed?
+    #[test]
+    fn a_program_that_sleeps_loses_its_demand_for_a_cpu() {
+        let mut observation = observation_fixture(0, 1);
+        let task = observation.tasks[0].task;
+        let (mut speeds, plan) = (
+            SpeedTracker::default(),
+            Plan::idle(WindowLength::Time { ns: 1 }),
+        );
+        let mut observe = |observation: &Observation| {
+            speeds.observe(observation, &plan, CacheLevel::L3, |_| (0, None), |_| false);
+            let speed = speeds.observed_speed(task).unwrap();
+            let work = speeds.work_per_second(task, WorkMetric::Instructions);
+            (speed.cpu_demand, speed.cycles_per_instr, work.unwrap())
+        };
+        observation.tasks[0].counts = counts_fixture(&[(CounterEvent::Cycles, 3000)]);
+        observation.tasks[0].on_cpu_ns = vec![(CpuId(0), 900_000_000)];
+        let (mut busy_demand, mut busy_work) = (0.0, 0.0);
+        for _ in 0..10 {
+            (busy_demand, _, busy_work) = observe(&observation);
+        }
+        observation.tasks[0].counts = EventCounts::default();
+        observation.tasks[0].on_cpu_ns.clear();
+        let (mut demand, mut cycles_per_instr, mut work) = (1.0, 0.0, 1.0);
+        for _ in 0..20 {
+            (demand, cycles_per_instr, work) = observe(&observation);
+        }
+        assert!(demand < 0.05 && busy_demand > 0.5, "{busy_demand} {demand}");
+        assert!((cycles_per_instr - 3.0).abs() < 1e-9);
+        assert!(work < 0.05 * busy_work, "{busy_work} {work}");
     }
 }

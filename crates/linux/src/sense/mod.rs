@@ -11,6 +11,7 @@ pub mod counters;
 pub mod cpu_load;
 pub mod events;
 pub(crate) mod group_trust;
+pub mod kubelet_cpus;
 pub(crate) mod memory_nodes;
 pub mod miss_cost;
 pub(crate) mod miss_trace;

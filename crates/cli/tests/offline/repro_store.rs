@@ -171,6 +171,23 @@ fn a_directory_of_other_files_is_no_store() {
     assert_eq!(fs::read(&file).unwrap(), b"rows");
 }
 
+/// Does a plan simulate nothing of experiments whose runs are not stored?
+#[test]
+fn a_plan_simulates_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = run(
+        dir.path(),
+        &[
+            "repro", "plan", "AUTO", "PROMISES", "--store", "none", "--json",
+        ],
+    )
+    .json();
+    for experiment in plan["experiments"].as_array().unwrap() {
+        assert_eq!(experiment["is_complete"], false, "{plan}");
+        assert_eq!(experiment["error"], serde_json::Value::Null, "{plan}");
+    }
+}
+
 /// Does a run until results are decided keep its budget, and report the experiments beyond it?
 #[test]
 fn a_budget_is_kept_and_experiments_beyond_it_are_reported() {

@@ -8,8 +8,8 @@ use cachemate_core::{
 use cachemate_interval::{IntervalJob, IntervalMachine, Options};
 use cachemate_pipeline::{Pipeline, StandardPipeline, miss_penalty_of_machine};
 
-use crate::Result;
 use crate::setup::failed;
+use crate::{Result, store};
 
 /// A policy with its parameters, as a contender.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -55,6 +55,7 @@ pub fn run(
     seed: u64,
     length_ns: u64,
 ) -> Result<ContenderRun> {
+    store::allow_simulation()?;
     let options = Options {
         seed,
         length_ns: Some(length_ns),

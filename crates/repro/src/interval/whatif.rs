@@ -7,7 +7,7 @@ use cachemate_interval::{IntervalJob, IntervalMachine, JobResults, Options};
 use cachemate_pipeline::{INTERVAL_COUNTED_INSTRUCTIONS, Pipeline, StandardPipeline};
 
 use crate::setup::failed;
-use crate::{ExperimentContext, Result};
+use crate::{ExperimentContext, Result, store};
 
 /// A query: programs on a machine whose behavior under policies is to be compared.
 #[derive(Clone, Debug)]
@@ -41,6 +41,7 @@ pub fn start_interval_machine(
     policy_text: &str,
     has_guard: bool,
 ) -> Result<(IntervalMachine, Pipeline)> {
+    store::allow_simulation()?;
     let (name, parameters) = policy_text.split_once(':').unwrap_or((policy_text, ""));
     let policy = PolicyConfig {
         name: name.to_string(),

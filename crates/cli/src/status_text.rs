@@ -55,7 +55,11 @@ pub fn status_head(status: &DaemonStatus) -> String {
         status.policy,
         status.windows,
         status.snapshot.duration_s,
-        describe_evidence_level(status.level, status.calibrated),
+        describe_evidence_level(
+            status.level,
+            status.calibrated,
+            status.level_problem.as_deref()
+        ),
     );
     if let Some(ns) = status.counters.max_runqueue_wait_ns {
         text.push_str(&format!(

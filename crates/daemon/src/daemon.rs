@@ -2,7 +2,7 @@
 //! the host.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use cachemate_trace::RunLogWriter;
 use sd_notify::NotifyState;
 
 use crate::endpoints::Endpoints;
-use crate::host::{self, LiveLoop, LiveRunOptions};
+use crate::host::{self, LiveLoop, LiveRunOptions, SharedLevel};
 use crate::host_means::describe_means;
 use crate::loss_history::{HistoryRecorder, unix_time_s};
 use crate::metrics::{MetricsAddress, MetricsTextfile};
@@ -162,7 +162,8 @@ pub fn run(
     let shared_status = new_shared_status(&options, flags);
     let missing_config = source.describe_absence();
     missing_config.iter().for_each(|absence| report(absence));
-    let calibrated_level = host::start_calibration(&host_survey);
+    let shared_level = host::start_calibration(&host_survey);
+    let probed = shared_level.get();
     let means = describe_means(live.machine.topology(), live.machine.capabilities());
     let status = DaemonStatus {
         config: missing_config
@@ -171,7 +172,7 @@ pub fn run(
         version: env!("CARGO_PKG_VERSION").to_string(),
         pid: std::process::id(),
         level: host_survey.capability_survey.level,
-        calibrated: calibrated_level.load(Ordering::Relaxed) != 0,
+        calibrated: probed.level.is_some(),
         hertz: Some(1e9 / cycle_ns(live.machine.topology())),
         mode: options.config.mode,
         policy: live.policy_name.clone(),
@@ -221,7 +222,8 @@ pub fn run(
         live.policy_name,
         describe_evidence_level(
             host_survey.capability_survey.level,
-            calibrated_level.load(Ordering::Relaxed) != 0
+            probed.level.is_some(),
+            None
         ),
         socket_path.display()
     ));
@@ -243,7 +245,7 @@ pub fn run(
         control_loop: &mut live,
         status_tracker,
         sinks,
-        calibrated_level: &calibrated_level,
+        shared_level,
         report,
     }
     .run();
@@ -335,7 +337,7 @@ struct WindowLoop<'a> {
     builder: SnapshotBuilder,
     status_tracker: StatusTracker,
     sinks: WindowSinks,
-    calibrated_level: &'a AtomicU32,
+    shared_level: SharedLevel,
     report: &'a dyn Fn(&str),
 }
 
@@ -409,10 +411,16 @@ impl WindowLoop<'_> {
         sinks
             .endpoints
             .retry_unavailable(&sinks.shared_status, &sinks.header, *report);
-        let level = self.calibrated_level.load(Ordering::Relaxed);
+        let probed = self.shared_level.get();
         let before = &status_tracker.status;
-        if level != 0 && (!before.calibrated || level != before.level) {
-            report(&describe_evidence_level(level, true));
+        if let Some(level) = probed.level
+            && (!before.calibrated || level != before.level)
+        {
+            report(&describe_evidence_level(
+                level,
+                true,
+                probed.problem.as_deref(),
+            ));
         }
         if before.mode == ManageMode::Act && !host.is_acting {
             report(
@@ -421,7 +429,7 @@ impl WindowLoop<'_> {
             report_restored(&control_loop.machine.take_overruled(), *report);
         }
         let parts = DaemonParts {
-            calibrated_level: (level != 0).then_some(level),
+            probed,
             unavailable: sinks.endpoints.unavailable.clone(),
             nri: sinks.services.nri_state(),
             unmatched_rules,

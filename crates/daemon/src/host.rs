@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -22,7 +22,7 @@ use cachemate_linux::machine::{LiveMachine, LiveOptions};
 use cachemate_linux::nri::NriChannels;
 use cachemate_linux::safety::actuation_lock::ActuationLock;
 use cachemate_linux::sense::capability_survey::{
-    CapabilitySurvey, can_probe, policy_capabilities, survey_capabilities,
+    CapabilitySurvey, policy_capabilities, survey_capabilities, test_probe,
 };
 use cachemate_linux::sense::counters::{EventSurvey, survey};
 use cachemate_linux::sense::miss_cost;
@@ -107,31 +107,61 @@ pub fn survey_host(must_calibrate: bool) -> anyhow::Result<HostSurvey> {
     })
 }
 
-/// Determines the evidence level with a calibrated probe, as `doctor` does, but in at most 32 MiB. The calibration runs in
-/// a separate thread, so that the daemon does not wait for it; a failed one is repeated. The level is 0 until it is known.
-pub(crate) fn start_calibration(host_survey: &HostSurvey) -> Arc<AtomicU32> {
-    let level = Arc::new(AtomicU32::new(0));
-    if host_survey.capability_survey.level != PROBE_LEVEL {
-        level.store(host_survey.capability_survey.level, Ordering::Relaxed);
-        return level;
+/// The evidence level with a calibrated probe.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct ProbedLevel {
+    /// `None` while the probe is calibrated for the first time.
+    pub level: Option<u32>,
+    /// Why the last calibration failed.
+    pub problem: Option<String>,
+}
+
+/// A [`ProbedLevel`] that a calibration in another thread changes.
+#[derive(Clone, Default)]
+pub(crate) struct SharedLevel(Arc<Mutex<ProbedLevel>>);
+
+impl SharedLevel {
+    pub fn get(&self) -> ProbedLevel {
+        self.0.lock().map(|level| level.clone()).unwrap_or_default()
     }
-    let (thread_level, topology) = (level.clone(), host_survey.topology.clone());
+
+    fn set(&self, level: u32, problem: Option<String>) {
+        if let Ok(mut shared) = self.0.lock() {
+            *shared = ProbedLevel {
+                level: Some(level),
+                problem,
+            };
+        }
+    }
+}
+
+/// Determines the evidence level with a calibrated probe, as `doctor` does, but in at most 32 MiB. The calibration runs in
+/// a separate thread, so that the daemon does not wait for it; a failed one is repeated.
+pub(crate) fn start_calibration(host_survey: &HostSurvey) -> SharedLevel {
+    let shared = SharedLevel::default();
+    let surveyed_level = host_survey.capability_survey.level;
+    if surveyed_level != PROBE_LEVEL {
+        shared.set(surveyed_level, None);
+        return shared;
+    }
+    let thread_level = shared.clone();
+    let topology = host_survey.topology.clone();
     let spawn_result = std::thread::Builder::new()
         .name("cachemate-calibr".into())
         .spawn(move || {
             // A busy minute blurs the calibration, so a failed one is repeated while the daemon lives.
             let mut period = MIN_CALIBRATION_PERIOD;
-            while !can_probe(&topology) {
-                thread_level.store(TOPOLOGY_ONLY, Ordering::Relaxed);
+            while let Err(error) = test_probe(&topology) {
+                thread_level.set(TOPOLOGY_ONLY, Some(error.to_string()));
                 std::thread::sleep(period);
                 period = (2 * period).min(MAX_CALIBRATION_PERIOD);
             }
-            thread_level.store(PROBE_LEVEL, Ordering::Relaxed);
+            thread_level.set(PROBE_LEVEL, None);
         });
     if spawn_result.is_err() {
-        level.store(host_survey.capability_survey.level, Ordering::Relaxed);
+        shared.set(surveyed_level, None);
     }
-    level
+    shared
 }
 
 fn last_level(topology: &Topology) -> CacheLevel {

@@ -25,6 +25,8 @@ use cachemate_page::{DaemonSnapshot, DecisionSnapshot, Snapshot, TaskSnapshot};
 use cachemate_spec::ManageMode;
 use serde::{Deserialize, Serialize};
 
+use crate::host::ProbedLevel;
+
 /// Time between two reads of the host's slowly changing state.
 const HOST_PERIOD: Duration = Duration::from_secs(1);
 /// Maximum number of remembered decisions.
@@ -65,6 +67,9 @@ pub struct DaemonStatus {
     pub level: u32,
     /// Is the probe calibrated? If not, the calibration is in progress, and the level may drop to 3.
     pub calibrated: bool,
+    /// Why the probe could not be calibrated at the last attempt; `None` if it could, or is not needed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level_problem: Option<String>,
     /// Number of windows observed so far.
     pub windows: u64,
     /// Time since the start.
@@ -154,8 +159,8 @@ fn withheld_ns(result: &ProbeResult) -> u64 {
 
 /// What the daemon's other parts know at the end of a window.
 pub(crate) struct DaemonParts {
-    /// Level of the capability survey with the calibrated probe; `None` while the calibration is in progress.
-    pub calibrated_level: Option<u32>,
+    /// Level of the capability survey with the calibrated probe.
+    pub probed: ProbedLevel,
     /// Endpoints that are not served.
     pub unavailable: Vec<String>,
     /// The plugin of the container runtime.
@@ -179,8 +184,11 @@ pub(crate) struct StatusTracker {
     guardian_cpu_ns: BTreeMap<u32, u64>,
 }
 
-/// The text for a level of evidence, worded the same on every front end.
-pub fn describe_evidence_level(level: u32, is_calibrated: bool) -> String {
+/// The text for a level of evidence, worded the same on every front end. `problem` is why the probe cannot be calibrated.
+pub fn describe_evidence_level(level: u32, is_calibrated: bool, problem: Option<&str>) -> String {
+    if !is_calibrated {
+        return "evidence level not known yet: the probe is being calibrated".to_string();
+    }
     let meaning = match level {
         1 => "programs are measured by counters",
         2 => "no counters: programs are measured by probes on neighboring CPUs",
@@ -188,10 +196,8 @@ pub fn describe_evidence_level(level: u32, is_calibrated: bool) -> String {
             "neither counters nor a calibrated probe (repeated after 2 min to 1 h): only topology, waiting and pressure are known"
         }
     };
-    match is_calibrated {
-        true => format!("evidence level {level} (1 is best, 3 is least): {meaning}"),
-        false => "evidence level not known yet: the probe is being calibrated".to_string(),
-    }
+    let problem_clause = problem.map_or(String::new(), |problem| format!("; the probe: {problem}"));
+    format!("evidence level {level} (1 is best, 3 is least): {meaning}{problem_clause}")
 }
 
 impl StatusTracker {
@@ -224,9 +230,10 @@ impl StatusTracker {
         } else {
             ManageMode::Observe
         };
-        if let Some(level) = parts.calibrated_level {
+        if let Some(level) = parts.probed.level {
             status.level = level;
             status.calibrated = true;
+            status.level_problem = parts.probed.problem;
         }
         status.unavailable = parts.unavailable;
         status.nri = parts.nri;

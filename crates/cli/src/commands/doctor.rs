@@ -3,6 +3,7 @@
 
 use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::sense::capability_survey::{CapabilityCheck, CapabilitySurvey};
+use cachemate_linux::sense::kubelet_cpus::find_straddling_containers;
 use cachemate_linux::sense::pressure::{self, Pressure};
 use cachemate_linux::sense::sched_cache::{self, SchedCacheStatus};
 use clap::Args;
@@ -53,7 +54,7 @@ impl Doctor {
         let result = DoctorJson {
             means: match self.quick && host.capability_survey.level == PROBE_LEVEL {
                 true => "evidence level 2 or 3 (1 is best): no counters; --quick skips the calibration that shows whether probes work".to_string(),
-                false => describe_evidence_level(host.capability_survey.level, true),
+                false => describe_evidence_level(host.capability_survey.level, true, None),
             },
             online_cpus: host.topology.online().count() as usize,
             shared_last_level_caches: shared_count,
@@ -61,6 +62,10 @@ impl Doctor {
                 .warnings
                 .into_iter()
                 .chain(host_machine::find_stored().iter().flat_map(wrong_lists))
+                .chain(find_straddling_containers(
+                    &LinuxHost::new("/"),
+                    &host.topology,
+                ))
                 .collect(),
             pressure: pressure::read(&LinuxHost::new("/")),
             kernel_cache_scheduling: sched_cache::read(&LinuxHost::new("/")),

@@ -283,19 +283,24 @@ fn check_page_colors(topology: &Topology) -> CapabilityCheck {
     )
 }
 
-/// Largest cache for which [`can_probe`] calibrates. Its buffer has half that size, and a sixteenth for the order of its
+/// Largest cache for which [`test_probe`] calibrates. Its buffer has half that size, and a sixteenth for the order of its
 /// lines, so a daemon stays small although the hosts of virtual machines have caches of hundreds of megabytes.
 const MAX_CALIBRATED_CACHE_BYTES: u64 = 32 << 20;
 
-/// Whether the intensity probe can tell a hit from a miss on this host. Unlike the survey's calibration, this does not find
-/// the size of the buffer that fits the cache.
-pub fn can_probe(topology: &Topology) -> bool {
+/// Tests whether the intensity probe can tell a hit from a miss on this host. Unlike the survey's calibration, this does not
+/// find the size of the buffer that fits the cache.
+///
+/// # Errors
+/// No CPUs share a cache, or hits and misses take times that cannot be told apart now.
+pub fn test_probe(topology: &Topology) -> std::io::Result<()> {
     let bounded_size = |cache: &Cache| {
         cache
             .size_bytes
             .map(|bytes| bytes.min(MAX_CALIBRATED_CACHE_BYTES))
     };
-    shared_cache(topology).is_some_and(|cache| calibrate_prober(bounded_size(cache)).is_ok())
+    let cache = shared_cache(topology)
+        .ok_or_else(|| std::io::Error::other("no last-level cache is shared by two CPUs"))?;
+    calibrate_prober(bounded_size(cache)).map(|_| ())
 }
 
 fn shared_cache(topology: &Topology) -> Option<&Cache> {

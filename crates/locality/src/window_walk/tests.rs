@@ -98,6 +98,25 @@ fn chases_overlap_as_many_misses_as_there_are() {
     }
 }
 
+/// Does each thread of a program have a window of its own, so that the misses of two chases by two threads do not overlap,
+/// where those of one thread do?
+#[test]
+fn threads_have_windows_of_their_own() {
+    let machine = sample_walk_machine();
+    let overlap = |threads: u64| {
+        let accesses = (0..4000).map(|index| SampledAccess {
+            thread: (index % threads) as u32,
+            // Each access waits for the last but one: two chases of one thread, or one of each of two.
+            ..far_load(index, 4, if threads == 2 { 1 } else { 2 })
+        });
+        walk_with(accesses.collect(), &machine, &OPTIONS)
+            .overlapped_misses()
+            .unwrap()
+    };
+    assert!((overlap(1) - 2.0).abs() < 0.05, "{}", overlap(1));
+    assert!((overlap(2) - 1.0).abs() < 0.05, "{}", overlap(2));
+}
+
 /// Does a mispredicted branch that waits for a miss end its overlap with what comes later, on a machine that states what
 /// refilling the pipeline costs, and change nothing on one that does not?
 #[test]

@@ -175,9 +175,12 @@ fn describe_refusal(reasons: &[String], spent: Duration) -> String {
     let skipped = last_reasons.len().saturating_sub(MAX_REASONS);
     let last_reasons = last_reasons[skipped..].join("; ");
     let prefix = if is_cut { "the last of them: " } else { "" };
+    let tries = match reasons.len() {
+        1 => "one try".to_string(),
+        count => format!("{count} tries"),
+    };
     format!(
-        "{} tries in {:.0} s, all refused: {prefix}{last_reasons}",
-        reasons.len(),
+        "{tries} in {:.0} s, refused: {prefix}{last_reasons}",
         spent.as_secs_f64()
     )
 }
@@ -539,16 +542,16 @@ mod tests {
         let message = describe_refusal(&reasons, Duration::from_secs(60));
         assert_eq!(
             message,
-            "9 tries in 60 s, all refused: the last of them: reason 6; reason 7; reason 8"
+            "9 tries in 60 s, refused: the last of them: reason 6; reason 7; reason 8"
         );
         assert_eq!(
             describe_refusal(&reasons[..1], Duration::from_secs(5)),
-            "1 tries in 5 s, all refused: reason 0"
+            "one try in 5 s, refused: reason 0"
         );
         let same = vec!["too close".to_string(); 9];
         assert_eq!(
             describe_refusal(&same, Duration::from_secs(60)),
-            "9 tries in 60 s, all refused: too close"
+            "9 tries in 60 s, refused: too close"
         );
     }
 

@@ -728,6 +728,37 @@ fn threads_in_others_groups_are_left_there() {
     );
 }
 
+/// Is the traffic of another tool's group that of a process if the group has only its threads, and nobody's otherwise?
+#[test]
+fn traffic_in_others_groups_belongs_to_a_process_alone_in_its_group() {
+    let mut bench = ResctrlFixture::new();
+    for (name, threads) in [("db", vec![5]), ("mixed", vec![6, 7])] {
+        bench.cat.groups.borrow_mut().insert(
+            name.into(),
+            FakeGroup {
+                masks: BTreeMap::new(),
+                levels: BTreeMap::new(),
+                tasks: threads.into_iter().collect(),
+            },
+        );
+    }
+    let tasks = bench.tasks.tasks();
+    let mut traffic_at = |bytes: u64| {
+        for (name, domain) in [("db", 0), ("db", 8), ("mixed", 0), ("mixed", 8)] {
+            let place = (name.to_string(), domain);
+            bench.cat.counted.borrow_mut().insert(place, (0, bytes));
+        }
+        bench.ways.process_traffic(&bench.cat, &tasks)
+    };
+    assert!(traffic_at(100).is_empty(), "one reading is no difference");
+    let process = tasks.iter().find(|task| task.thread.tid == 5).unwrap();
+    assert_eq!(
+        traffic_at(140),
+        BTreeMap::from([(process.process, 80)]),
+        "40 bytes on each of two caches"
+    );
+}
+
 /// Do children born into a group move to the plan's group or back to the original one, managed or not, also at the end?
 #[test]
 fn children_born_into_a_group_move_to_the_plans_or_original_one() {

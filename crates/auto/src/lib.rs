@@ -1,12 +1,17 @@
 //! The default policy `auto`, the verifier that judges every policy's changes, and the losses of services.
 //!
-//! The whole crate is pure: it has no I/O and no clock, and its random generators are seeded, so the same input gives
-//! the same bits. It uses parts of the published policies (`cachemate-papers`: solvers, clusters, units of a cache,
-//! parameters), because `auto` combines their mechanisms; nothing there uses anything here.
+//! It uses parts of the published policies (`cachemate-papers`: solvers, clusters, units of a cache, parameters), because
+//! `auto` combines their mechanisms; nothing there uses anything here.
 //! - `auto`: evidence, one model of a task, one search over placements, partitions and gangs.
 //! - `cache_sizing`: sizes the shares of each cache online; it proposes, and the verifier judges.
 //! - [`service_losses`]: finds the services that slow each other down.
 //! - [`verifier`]: measures the effect of plan changes, and rolls back changes that made programs slower.
+//!
+//! # Invariants
+//! - No I/O, no clock, seeded random numbers: the same input gives the same bits.
+//! - A policy returns plans and never acts; without evidence it keeps the plan in force.
+//! - A change that made programs slower beyond noise is taken back, whichever policy made it.
+//! - No service is named as the cause of a loss of another cache, and none that only takes CPUs for the cache.
 
 #![warn(missing_docs)]
 

@@ -3,8 +3,6 @@
 //! [`cachemate_core::Policy`]; the default policy and the verifier around every policy are in `cachemate-auto`, which this
 //! crate does not know.
 //!
-//! The whole crate is pure: it has no I/O and no clock, and its random generators are seeded, so the same input gives
-//! the same bits.
 //! - [`schemes`]: compute mutual slowdowns, or weights for a matching, from profiles.
 //! - [`solvers`]: find the best, worst and random assignments of programs to CPUs.
 //! - [`placement`]: applies schemes and solvers to a machine's topology, and states the reasons as text.
@@ -16,6 +14,11 @@
 //! - [`probe_ledger`]: accounts for what probes cost.
 //! - [`gang_quantum`]: bounds the turns of gangs.
 //! - [`policies`]: one file per policy, and the registry by name.
+//!
+//! # Invariants
+//! - No I/O, no clock, seeded random numbers: the same input gives the same bits.
+//! - A policy returns plans and never acts; without evidence it keeps the plan in force.
+//! - Renaming the tasks only renames the plan.
 
 #![warn(missing_docs)]
 

@@ -9,7 +9,7 @@
 //! neighbors evict little meanwhile; x86-64 only, because nothing else here empties caches.
 
 use std::io;
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use cachemate_core::{CpuId, Estimate};
@@ -38,6 +38,8 @@ const SHARED_LATENCY: f64 = 0.5;
 const UNSHARED_LATENCY: f64 = 0.8;
 /// Rounds of both walks.
 const SHARING_ROUNDS: usize = 15;
+/// Passes in which the other CPU reads the lines of a round.
+const READ_PASSES: usize = 3;
 /// Steps of a walk, as a part of its lines, so that few are met twice.
 const WALKED_SHARE: u64 = 4;
 
@@ -94,13 +96,23 @@ pub(super) fn measure_sharing(
     cpus: [CpuId; 2],
     are_told_to_share: bool,
 ) -> Result<Option<SharingCheck>, CalibrationError> {
-    let (turn, line_count) = (Barrier::new(2), bytes / 64);
+    let line_count = bytes / 64;
+    // Turns that were taken. Waits do not sleep: a CPU that idles may lose its private caches, and the lines with them.
+    let turns = AtomicUsize::new(0);
+    let wait_for_turn = |turn: usize| {
+        while turns.load(Ordering::Acquire) < turn {
+            std::thread::yield_now();
+        }
+    };
     let read_in_turns = || -> io::Result<()> {
         let pinned = PinnedThread::new(cpus[1]);
-        for _ in 0..SHARING_ROUNDS {
-            turn.wait();
-            buffer.read_all(bytes, 0, line_count as usize);
-            turn.wait();
+        for round in 0..SHARING_ROUNDS {
+            wait_for_turn(2 * round + 1);
+            // Caches keep lines for longer that were touched again.
+            for _ in 0..READ_PASSES {
+                buffer.read_all(bytes, 0, line_count as usize);
+            }
+            turns.store(2 * round + 2, Ordering::Release);
         }
         pinned.map(drop)
     };
@@ -113,13 +125,13 @@ pub(super) fn measure_sharing(
     let mut can_empty = true;
     let read_result = std::thread::scope(|scope| {
         let reader = scope.spawn(read_in_turns);
-        for round in 0..SHARING_ROUNDS as u64 {
+        for round in 0..SHARING_ROUNDS {
             can_empty &= buffer.empty_caches(bytes);
-            uncached.push(timed_walk(2 * round + 1));
+            uncached.push(timed_walk(2 * round as u64 + 1));
             can_empty &= buffer.empty_caches(bytes);
-            turn.wait();
-            turn.wait();
-            read_by_other.push(timed_walk(2 * round + 2));
+            turns.store(2 * round + 1, Ordering::Release);
+            wait_for_turn(2 * round + 2);
+            read_by_other.push(timed_walk(2 * round as u64 + 2));
         }
         reader
             .join()

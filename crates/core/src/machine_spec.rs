@@ -152,6 +152,11 @@ pub struct CacheSpec {
     /// Factor by which the pool shrinks while that traffic rises, and grows while it falls, at least 1; `None` if it is steady.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool_spread: Option<f64>,
+    /// Time for which a line stays in the pool that was touched once, as a share of that of a line that was touched again
+    /// there, above 0 and at most 1; `None` for 1, as under LRU. Many caches keep new lines on probation, so that a working
+    /// set has to come back sooner to get into the cache than to remain there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probation_share: Option<f64>,
     /// The treatment of stores.
     #[serde(default)]
     pub write: WritePolicy,
@@ -755,6 +760,10 @@ impl MachineSpec {
             if let Some(found) = spread.filter(|spread| !(1.0..=1000.0).contains(spread)) {
                 return cache_spec_error(field, found.to_string(), "1 to 1000");
             }
+        }
+        let probation = cache.probation_share;
+        if let Some(found) = probation.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
+            return cache_spec_error("probation_share", found.to_string(), "above 0, at most 1");
         }
         let is_divisor = cache.shared_by_cores != 0
             && self.cores_per_package.is_multiple_of(cache.shared_by_cores);

@@ -253,7 +253,13 @@ impl IntervalEngine {
             divisible_lines: (last_level.size_bytes as f64 / line_bytes) as f32,
             curves: PhaseCurves::new(capacity)
                 .with_private_bytes(spec.private_bytes() as f64)
-                .with_stream_insertion(last_level.effective_stream_insertion()),
+                .with_stream_insertion(last_level.effective_stream_insertion())
+                .with_probation(
+                    last_level
+                        .pool_bytes
+                        .and(last_level.probation_share)
+                        .unwrap_or(1.0),
+                ),
             line_bytes,
             programs: Vec::new(),
             slots: Slots::default(),

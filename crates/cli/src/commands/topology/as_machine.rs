@@ -375,6 +375,9 @@ impl KeySources {
                     &format!("pool_bytes of {name}"),
                 );
             }
+            if cache.probation_share.is_some() {
+                self.add(KeySource::Measured, &format!("probation_share of {name}"));
+            }
             if is_last {
                 self.add(
                     source_of(cache.stream_insertion.is_some(), KeySource::Assumed),
@@ -476,6 +479,7 @@ fn apply_calibration(
                 shared.neighbor_bytes_per_cycle =
                     Some(range.bytes_per_ns.value * 1e9 / clock_hertz as f64);
                 shared.neighbor_spread = Some(spread_of(range.bytes_per_ns));
+                shared.probation_share = host.probation_share;
             }
         }
         shared.stream_insertion = host.stream_insertion.map(|share| share.value);
@@ -662,6 +666,7 @@ fn cache_spec(
         neighbor_bytes_per_cycle: None,
         neighbor_spread: None,
         pool_spread: None,
+        probation_share: None,
         write: WritePolicy::Back,
         inclusion: Inclusion::NonInclusive,
         index: SetIndexing::Physical,
@@ -850,6 +855,7 @@ mod tests {
             "{neighbors}"
         );
         assert_eq!(shared.neighbor_spread, Some(2.0));
+        assert_eq!(shared.probation_share, Some(0.25));
         assert_eq!(shared.pool_spread, Some(1.0));
         // Another thread on the core fills the 512 KiB of the private cache once in 6 ms.
         let private_neighbors = machine.caches[2].neighbor_bytes_per_cycle.unwrap();

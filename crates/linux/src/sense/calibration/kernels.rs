@@ -63,6 +63,22 @@ impl LineBuffer {
         black_box(states);
     }
 
+    /// Touches this many of the first lines, of which there are a power of two, each once and far from the one before it, so
+    /// that no prefetcher follows. The loads overlap, or each waits for the one before it.
+    pub fn scatter<const DEPENDENT: bool>(&self, bytes: u64, steps: u64) {
+        let line_count = 1 << (bytes as usize / 64).min(self.lines.len()).ilog2();
+        // An odd step, near the golden section of the lines, comes to each of them once.
+        let step = (0.618 * line_count as f64) as usize | 1;
+        let (mut index, mut sum) = (0, 0);
+        for _ in 0..steps {
+            let value = self.lines[index].0[0];
+            let wait = if DEPENDENT { value as usize } else { 0 };
+            index = (index + step + wait) & (line_count - 1);
+            sum += value;
+        }
+        black_box(sum);
+    }
+
     /// Removes the first lines from all caches; false where no instruction does that.
     #[cfg(target_arch = "x86_64")]
     pub fn empty_caches(&self, bytes: u64) -> bool {

@@ -86,6 +86,10 @@ pub struct HostCalibration {
     pub bandwidth: Bandwidths,
     /// Share of a stream's lines that take space from a resident working set as under LRU; `None` with one CPU.
     pub stream_insertion: Option<Estimate>,
+    /// Time for which a line stays in the shared cache that was touched once, as a share of that of a line that was touched
+    /// again; `None` if both stay for longer than was waited.
+    #[serde(default)]
+    pub probation_share: Option<f64>,
     /// Time after which half of a working set that nobody in this system replaces has left the largest private cache, because
     /// another guest's thread may run on the same core; `None` if it stays for longer than was waited.
     pub private_lifetime_ns: Option<Estimate>,
@@ -637,6 +641,8 @@ pub fn measure_host(
         }
         _ => None,
     };
+    let probation_share =
+        line_lifetime_ns.and_then(|_| measure_probation(&sampler, &part, memory_ns));
     let private_lifetime_ns = measure_private_lifetime(&mut sampler, &part, &latencies);
     let elsewhere = part
         .package_cpus
@@ -701,6 +707,7 @@ pub fn measure_host(
         strides,
         bandwidth,
         stream_insertion,
+        probation_share,
         private_lifetime_ns,
         sharing,
         neighbors,
@@ -1070,6 +1077,8 @@ fn measure_pool(
 const PAUSES_US: [u64; 7] = [100, 300, 1000, 3000, 10_000, 30_000, 100_000];
 /// Number of times that each pause is made.
 const PAUSE_ROUNDS: usize = 7;
+/// Smallest share of the lifetime of a line that a new line stays: less cannot be told from what a pass over the lines takes.
+const MIN_PROBATION_SHARE: f64 = 0.02;
 /// Share of the lines whose loss ends their lifetime.
 const LOST_SHARE: f64 = 0.5;
 
@@ -1146,6 +1155,76 @@ fn measure_lifetime(
         &lost_shares.collect::<Option<Vec<Estimate>>>()?,
         LOST_SHARE,
     )
+}
+
+/// Pauses after which a walk looks for lines that were touched once or again, in µs.
+const PROBATION_PAUSES_US: [u64; 6] = [0, 300, 1000, 3000, 10_000, 30_000];
+/// Number of times that each of these pauses is made.
+const PROBATION_ROUNDS: usize = 5;
+/// Numbers of times that lines are touched: as new lines, and as lines that came back again and again.
+const PROBATION_TOUCHES: [u32; 2] = [1, 8];
+
+/// Measures the time for which a new line stays in the shared cache, as a share of that of a line that was touched again;
+/// `None` if either stays for longer than the longest pause, or caches cannot be emptied.
+fn measure_probation(sampler: &Sampler, part: &MeasuredPart<'_>, memory_ns: f64) -> Option<f64> {
+    let buffer = &sampler.buffer;
+    // The lines that are looked for were pushed out of the private cache by those that came after them.
+    let bytes = (4 * part.private_bytes()).next_power_of_two();
+    if bytes > part.shared_bytes / 2 || bytes > buffer.bytes() {
+        return None;
+    }
+    let lines = bytes / 64;
+    let looked_lines = lines / 16;
+    let mut touch_ns = Vec::new();
+    let mut step_ns_after = |touches: u32, pause: Duration| {
+        if !buffer.empty_caches(bytes) {
+            return None;
+        }
+        let mut start = Instant::now();
+        for _ in 0..touches {
+            start = Instant::now();
+            buffer.scatter::<false>(bytes, lines);
+        }
+        touch_ns.push(start.elapsed().as_nanos() as f64);
+        let start = Instant::now();
+        while start.elapsed() < pause {
+            multiply(1000);
+        }
+        let start = Instant::now();
+        buffer.scatter::<true>(bytes, looked_lines);
+        Some(start.elapsed().as_nanos() as f64 / looked_lines as f64)
+    };
+
+    let mut times: [Vec<Vec<f64>>; 2] = Default::default();
+    for by_pause in &mut times {
+        by_pause.resize(PROBATION_PAUSES_US.len(), Vec::new());
+    }
+    for _ in 0..PROBATION_ROUNDS {
+        for (by_pause, touches) in times.iter_mut().zip(PROBATION_TOUCHES) {
+            for (times, &pause_us) in by_pause.iter_mut().zip(&PROBATION_PAUSES_US) {
+                times.push(step_ns_after(touches, Duration::from_micros(pause_us))?);
+            }
+        }
+    }
+
+    let touch_us = (at_quantile(touch_ns, MEDIAN)?.value / 1e3) as u64;
+    let ages_us = PROBATION_PAUSES_US.map(|pause_us| pause_us + touch_us);
+    let resident_ns = at_quantile(times[1][0].clone(), LOWER_QUARTILE)?.value;
+    let span_ns = (memory_ns - resident_ns).max(1.0);
+    let lifetimes = times.map(|by_pause| {
+        let lost_shares = by_pause.into_iter().map(|times| {
+            Some(scaled(at_quantile(times, MEDIAN)?, |ns| {
+                (ns - resident_ns) / span_ns
+            }))
+        });
+        analysis::lifetime_ns(
+            &ages_us,
+            &lost_shares.collect::<Option<Vec<Estimate>>>()?,
+            LOST_SHARE,
+        )
+    });
+    let [new_ns, old_ns] = lifetimes;
+    Some((new_ns?.value / old_ns?.value).clamp(MIN_PROBATION_SHARE, 1.0))
 }
 
 /// Measures how much of a walk over half of what this system owns of the shared cache a stream on another CPU evicts, in a cache

@@ -375,20 +375,39 @@ fn records_before_damage_are_returned_before_its_error() {
         };
         bytes.extend_from_slice(damage);
 
-        let mut reader = open_input(boxed_input(&bytes), "in", Some(format)).unwrap();
-        let (mut batch, mut record_count) = (Vec::new(), 0);
-        let result = loop {
-            match reader.read_batch(&mut batch) {
-                Ok(true) => record_count += batch.len(),
-                end => break end,
-            }
-        };
+        let counts = count_until_damage(&bytes, format);
+        assert_eq!(counts, (true, intact_records), "{format:?}");
+    }
+}
 
-        assert_eq!(
-            (result.is_err(), record_count),
-            (true, intact_records),
-            "{format:?}"
-        );
+/// Whether the input ends in an error, and the number of records before it.
+fn count_until_damage(bytes: &[u8], format: Format) -> (bool, usize) {
+    let mut reader = open_input(boxed_input(bytes), "in", Some(format)).unwrap();
+    let (mut batch, mut record_count) = (Vec::new(), 0);
+    loop {
+        match reader.read_batch(&mut batch) {
+            Ok(true) => record_count += batch.len(),
+            end => return (end.is_err(), record_count),
+        }
+    }
+}
+
+/// Does a binary trace give the records of all entries before a damaged one and none behind it, wherever in a batch that is?
+#[test]
+fn entries_before_a_damaged_one_are_returned() {
+    for (format, entry_bytes, damaged_byte) in
+        [(Format::ChampSim, 64, 8), (Format::OracleGeneral, 24, 12)]
+    {
+        for damaged_entry in [1, 100, 1 << 14] {
+            let mut bytes = vec![1; entry_bytes * (damaged_entry + 50)];
+            let records = count_until_damage(&bytes[..entry_bytes * damaged_entry], format);
+            bytes[entry_bytes * damaged_entry + damaged_byte] = 7;
+            assert_eq!(
+                count_until_damage(&bytes, format),
+                (true, records.1),
+                "{format:?} {damaged_entry}"
+            );
+        }
     }
 }
 

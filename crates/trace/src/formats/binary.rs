@@ -108,7 +108,7 @@ pub struct RawU64Source<R>(Entries<R, 8>);
 
 /// Reads a [`RawU64Source`]; `file` is the input's name in errors.
 pub(super) fn raw_u64_reader<R: Read>(input: R, file: String) -> ImportReader<RawU64Source<R>> {
-    ImportReader::new(RawU64Source(Entries::new(input, file)), "u64", false)
+    ImportReader::new(RawU64Source(Entries::new(input, file)), "u64")
 }
 
 impl<R: Read + Send> RecordSource for RawU64Source<R> {
@@ -145,7 +145,7 @@ pub struct ChampSimSource<R>(Entries<R, 64>);
 
 /// Reads a [`ChampSimSource`]; `file` is the input's name in errors.
 pub(super) fn champsim_reader<R: Read>(input: R, file: String) -> ImportReader<ChampSimSource<R>> {
-    ImportReader::new(ChampSimSource(Entries::new(input, file)), "champsim", true)
+    ImportReader::new(ChampSimSource(Entries::new(input, file)), "champsim")
 }
 
 impl<R: Read + Send> RecordSource for ChampSimSource<R> {
@@ -200,7 +200,6 @@ pub(super) fn oracle_general_reader<R: Read>(
             object_bytes: None,
         },
         "oracle-general",
-        false,
     )
 }
 

@@ -232,7 +232,7 @@ impl ProfilePass {
         )];
         file.histograms = vec![group_distances(histogram, target.line_bytes)];
         if distances.bursts.is_some() {
-            // A sample's distances cross the pauses. Reuse times, LRU positions and phases across a pause are unknown; positions follow from the distances.
+            // A sample, reuse times, LRU positions and phases across a pause are unknown; positions follow from the distances.
             fill_rates(&mut file, target.level);
             file.profile = profile_for_target(&file, target)?;
             return Ok(file);

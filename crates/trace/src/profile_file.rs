@@ -68,7 +68,7 @@ pub struct ProfileFile {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub intervals: Option<StoredIntervals>,
     /// A sample of the accesses, from which the timing on any machine follows; `None` without a recording that counts
-    /// instructions.
+    /// instructions and has no pauses.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",

@@ -120,7 +120,7 @@ impl Curve {
         self.counts.accesses
     }
 
-    /// Number of distinct lines; `None` for a sampled curve, which follows only some of the lines.
+    /// Number of distinct lines; `None` for a sampled curve, which follows only some of the lines, and for one from bursts.
     #[getter]
     fn distinct_lines(&self) -> Option<u64> {
         self.counts.cold
@@ -184,6 +184,10 @@ pub fn mrc(
     sizes.sort_unstable();
     sizes.dedup();
     let mut reading = trace.read()?;
+    reading
+        .header()
+        .check_lines(line_bytes)
+        .map_err(in_field("line_bytes"))?;
     if let Some(filter_bytes) =
         drop_filtered_sizes(&mut sizes, &reading.header()).filter(|_| sizes.is_empty())
     {

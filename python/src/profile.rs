@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use cachemate_report::CurveCounts;
-use cachemate_study::{ProfilePass, ProfileTarget, whole_curve};
+use cachemate_study::{ProfilePass, ProfileTarget, whole_curve, whole_distances};
 use cachemate_trace::ProfileFile;
 use pyo3::prelude::*;
 
@@ -54,16 +54,11 @@ impl Profile {
     #[getter]
     fn curve(&self) -> Option<Curve> {
         let curve = whole_curve(&self.file)?;
-        let distances = self
-            .file
-            .histograms
-            .iter()
-            .find(|histogram| histogram.kind == "stack-distance");
         let counts = CurveCounts {
             accesses: self.file.records.or(self.file.accesses)?,
             program_accesses: self.file.accesses,
             instructions: self.file.instructions,
-            cold: distances.map(|histogram| histogram.cold),
+            cold: whole_distances(&self.file).map(|histogram| histogram.cold),
             curve,
         };
         Some(Curve {
@@ -101,13 +96,7 @@ pub fn profile(
         .transpose()
         .map_err(value_error)?;
     let mut reading = trace.read()?;
-    let instructions_known = reading.header().instructions_known;
-    let profiling = ProfilePass::new(
-        target,
-        instructions_known,
-        reading.expected(),
-        &reading.burst_starts(),
-    );
+    let profiling = ProfilePass::new(target, reading.expected(), &reading.burst_starts());
     let mut profiling = profiling.map_err(value_error)?;
     let mut records = Vec::new();
     while reading.next_records(py, &mut records)? {

@@ -159,7 +159,10 @@ pub fn from_file_with(
     let full_size_point = known_points
         .iter()
         .rfind(|(size, _)| *size <= cache.size_bytes as f64);
-    let full_size_misses = full_size_point.map_or(0.0, |(_, misses)| *misses);
+    // A curve of larger caches only has a lower bound of the misses at this size.
+    let full_size_misses = full_size_point
+        .or(known_points.first())
+        .map_or(0.0, |(_, misses)| *misses);
     let modeled_cycles = cycles_per_instr((1.0 - prefetched_share) * full_size_misses);
     let solo_cycles = file
         .profile
@@ -210,4 +213,29 @@ pub fn from_file_with(
     };
     program.check().map_err(failed(&file.program))?;
     Ok(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use cachemate_core::{CacheLevel, Fact, FactSource};
+    use cachemate_trace::ProfileSource;
+
+    use super::*;
+
+    /// Does a program whose curve begins beyond the cache's size still take the cycles of its solo speed, misses included?
+    #[test]
+    fn a_curve_of_larger_caches_still_explains_the_solo_speed() {
+        let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        let mut file = ProfileFile::new("a", ProfileSource::default());
+        (file.records, file.instructions) = (Some(20), Some(1000));
+        let curve = vec![(8 << 20, Estimate::exact(5.0))];
+        let curve = Fact::new(curve, FactSource::Counters, 0);
+        let curves = &mut file.profile.locality.misses_per_kilo_instr;
+        curves.insert(CacheLevel::L2, curve);
+        let speed = Fact::from_measurement(Estimate::exact(0.25), FactSource::Counters, 0);
+        file.profile.rates.solo_instr_per_cycle = Some(speed);
+        let program = from_file(&file, &machine).unwrap();
+        let cycles_per_instr = program.phases[0].points[0].cycles_per_instr;
+        assert!((cycles_per_instr - 4.0).abs() < 1e-9, "{cycles_per_instr}");
+    }
 }

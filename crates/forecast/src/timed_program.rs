@@ -40,7 +40,7 @@ impl TimingBasis {
             }
             TimingBasis::Prior => {
                 "cycles and overlap from a prior, because the input has no sample of the accesses with instruction counts \
-                 ('cachemate profile' of a .cmt recording writes one)"
+                 ('cachemate profile' of a .cmt recording without bursts writes one)"
             }
         }
     }
@@ -63,7 +63,7 @@ impl TimedProgram {
     /// Times a recording by a walk over a sample of its accesses.
     ///
     /// # Errors
-    /// The recording cannot be read, or does not count instructions.
+    /// The recording cannot be read, does not count instructions, or has pauses, whose distances are unknown.
     pub fn from_recording(
         name: &str,
         recording: &Path,
@@ -73,6 +73,18 @@ impl TimedProgram {
             .last_level_cache()
             .map_or(64, |cache| cache.line_bytes);
         let mut reader = CmtReader::open(recording).map_err(failed(name))?;
+        reader
+            .header()
+            .check_lines(line_bytes)
+            .map_err(failed(name))?;
+        if reader
+            .totals()
+            .is_some_and(|totals| !totals.bursts.is_empty())
+        {
+            return Err(failed(name)(
+                "found a recording in bursts, expected one without gaps",
+            ));
+        }
         let (mut sampler, mut records) = (StreamSampler::new(), Vec::new());
         while reader.read_batch(&mut records).map_err(failed(name))? {
             let accesses = records
@@ -193,5 +205,50 @@ impl TimedProgram {
             }
         }
         program
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cachemate_trace::{AccessRecord, CmtWriter, L1Filter, TraceHeader, TraceTotals};
+
+    use super::*;
+
+    /// Is a recording refused whose accesses do not have the distances of the program: with pauses, or behind a filter of larger
+    /// lines than the cache's?
+    #[test]
+    fn recordings_without_the_programs_distances_are_refused() {
+        let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        let problem_of = |bursts: Vec<u64>, line_bytes: u32| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            let header = TraceHeader {
+                filter: Some(L1Filter {
+                    line_bytes,
+                    ..L1Filter::default()
+                }),
+                ..TraceHeader::for_import("a", true)
+            };
+            let mut writer = CmtWriter::new(file.reopen().unwrap(), "a", &header, 1).unwrap();
+            let record = |number: u64| AccessRecord {
+                address: number * 64,
+                gap: 10,
+                ..AccessRecord::default()
+            };
+            writer
+                .push_all(&Vec::from_iter((0..500).map(record)))
+                .unwrap();
+            let totals = TraceTotals {
+                bursts,
+                ..TraceTotals::default()
+            };
+            writer.finish(totals).unwrap();
+            let timed = TimedProgram::from_recording("a", file.path(), &machine);
+            timed.err().map(|failure| failure.reason)
+        };
+        assert_eq!(problem_of(Vec::new(), 64), None);
+        let pauses = problem_of(vec![0, 250], 64).unwrap();
+        assert!(pauses.contains("found a recording in bursts"), "{pauses}");
+        let lines = problem_of(Vec::new(), 128).unwrap();
+        assert!(lines.contains("expected at least the 128"), "{lines}");
     }
 }

@@ -220,8 +220,42 @@ pub struct CoRunEstimate {
     pub cycles_per_instr: Vec<f64>,
     /// Slowdown of each program: run time beside the others over solo run time, minus one.
     pub degradation: Vec<f64>,
-    /// Largest relative change of a CPI in the last step; the iteration has not converged if it is 1e-9 or more.
-    pub last_change: f64,
+}
+
+impl CoRunEstimate {
+    fn new(
+        shared_ratios: SharedMissRatios,
+        cycles_per_instr: Vec<f64>,
+        solo_cycles: &[f64],
+    ) -> Self {
+        let slowdown = |(shared, alone): (&f64, &f64)| shared / alone - 1.0;
+        let degradation = cycles_per_instr.iter().zip(solo_cycles).map(slowdown);
+        CoRunEstimate {
+            shared_ratios,
+            degradation: degradation.collect(),
+            cycles_per_instr,
+        }
+    }
+}
+
+/// The miss ratios at which the programs have these cycles per instruction and rates; that of `ratios` for a program whose
+/// misses cost nothing.
+fn ratios_at_speeds(
+    programs: &[CoRunner<'_>],
+    cycles: &[f64],
+    rates: &[f64],
+    mut ratios: SharedMissRatios,
+) -> SharedMissRatios {
+    for ((program, cpi), ratio) in programs.iter().zip(cycles).zip(&mut ratios.miss_ratios) {
+        let cycles_per_ratio = program.refs_per_instr * program.miss_cycles;
+        if cycles_per_ratio > 0.0 {
+            *ratio = (cpi - program.base_cycles_per_instr) / cycles_per_ratio;
+        }
+    }
+    let group_rate: f64 = rates.iter().sum();
+    let misses = ratios.miss_ratios.iter().zip(rates);
+    ratios.group_miss_ratio = misses.map(|(ratio, rate)| ratio * rate / group_rate).sum();
+    ratios
 }
 
 /// Returns miss ratios and speeds that are consistent with each other.
@@ -295,18 +329,14 @@ pub fn solve_co_run(
             .zip(&next_cycles)
             .map(|(previous_cpi, current_cpi)| (current_cpi - previous_cpi).abs() / current_cpi)
             .fold(0.0, f64::max);
-        if change < 1e-9 || round == 399 {
-            let degradation = next_cycles
-                .iter()
-                .zip(&solo_cycles)
-                .map(|(shared, alone)| shared / alone - 1.0)
-                .collect();
-            return Some(CoRunEstimate {
-                shared_ratios,
-                cycles_per_instr: next_cycles,
-                degradation,
-                last_change: change,
-            });
+        if change < 1e-9 {
+            return Some(CoRunEstimate::new(shared_ratios, next_cycles, &solo_cycles));
+        }
+        if round == 399 {
+            // No speeds are consistent where a miss ratio jumps: the programs alternate between its sides, so that their mean is
+            // that of the small steps around it.
+            let shared_ratios = ratios_at_speeds(programs, &cycles, &rates, shared_ratios);
+            return Some(CoRunEstimate::new(shared_ratios, cycles, &solo_cycles));
         }
         // If reuse times cluster, a miss ratio can jump; smaller steps later on keep it from oscillating.
         let step = if round < 40 {
@@ -547,7 +577,6 @@ mod tests {
                     })
                     .collect();
                 let model = solve_co_run(&co_runners, lines as u64, composition).unwrap();
-                assert!(model.last_change < 1e-6, "{}", model.last_change);
                 let cache = OracleCache {
                     stored_lines: Vec::new(),
                     lines,
@@ -649,5 +678,30 @@ mod tests {
         assert_eq!(lru_at_rates(&[(&one_reuse, 0.0)], 8), None);
         assert_eq!(random_at_rates(&[], 8), None);
         assert_eq!(random_at_rates(&[(&one_reuse, 1.0)], 0), None);
+    }
+
+    /// Are the speeds at a jump of a miss ratio, where none are consistent, between those of its two sides? The stream has a
+    /// quarter of 400 lines if its instructions take three cycles, fewer lines if they take more, and misses more with more.
+    #[test]
+    fn a_co_run_without_consistent_speeds_is_between_its_sides() {
+        let mut reuse = ReuseTimes::new();
+        reuse.add_weighted(Some(1 << 20), 100.0);
+        let stream = |measured_ratios, miss_cycles| CoRunner {
+            reuse: &reuse,
+            measured_ratios,
+            refs_per_instr: 0.1,
+            base_cycles_per_instr: 1.0,
+            miss_cycles,
+        };
+        let jump = [(100.0, 0.1), (100.000_001, 0.9), (400.0, 0.9)];
+        let programs = [stream(&jump, 60.0), stream(&[], 0.0)];
+        let estimate = solve_co_run(&programs, 400, ReplacementModel::Lru).unwrap();
+        let cycles = estimate.cycles_per_instr[0];
+        assert!((cycles - 3.0).abs() < 0.3, "{cycles}");
+        let ratio = estimate.shared_ratios.miss_ratios[0];
+        assert!((ratio * 6.0 + 1.0 - cycles).abs() < 1e-9, "{ratio}");
+        let group_ratio = (ratio / cycles + 1.0) / (1.0 / cycles + 1.0);
+        let difference = estimate.shared_ratios.group_miss_ratio - group_ratio;
+        assert!(difference.abs() < 1e-9, "{difference}");
     }
 }

@@ -66,7 +66,7 @@ impl RunningPhase {
 
     fn merge(&mut self, later: &RunningPhase) {
         self.accesses += later.accesses;
-        self.instructions += later.instructions;
+        self.instructions = self.instructions.saturating_add(later.instructions);
         self.cold_count += later.cold_count;
         for (count, other_count) in self.counts.iter_mut().zip(&later.counts) {
             *count += other_count;

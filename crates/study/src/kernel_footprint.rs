@@ -13,6 +13,8 @@ use cachemate_report::text::{format_number, format_size};
 use cachemate_trace::{ProfileFile, StoredCurve};
 use serde::Serialize;
 
+use crate::whole_distances;
+
 /// Multiple of the cache's size by which each step of the tolerance above 1 raises the kernel's limit.
 const TOLERANCE_STEP: f64 = 256.0;
 /// Tolerance from which the kernel skips the test; the largest tolerance with a test is one less.
@@ -37,13 +39,12 @@ pub struct KernelFootprint {
 }
 
 impl KernelFootprint {
-    /// `None` if the file lacks a curve of all threads, or stack distances.
+    /// `None` if the file lacks a curve of all threads, or stack distances without pauses.
     pub fn from_profile(file: &ProfileFile, cache_bytes: u64) -> Option<Self> {
-        let histogram = file
-            .histograms
-            .iter()
-            .find(|histogram| histogram.kind == "stack-distance")?;
-        let touched_bytes = histogram.cold * u64::from(histogram.line_bytes);
+        let histogram = whole_distances(file)?;
+        let touched_bytes = histogram
+            .cold
+            .saturating_mul(u64::from(histogram.line_bytes));
         let curve = file
             .curves
             .iter()

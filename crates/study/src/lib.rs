@@ -37,7 +37,9 @@ pub use kernel_footprint::KernelFootprint;
 pub use prediction::{
     DEFAULT_SCHEME, cache_summary, cost_table, cost_unit, pair_costs, plan_result,
 };
-pub use profiling::{ProfilePass, ProfileTarget, burst_reach_bytes, profile_for_target};
+pub use profiling::{
+    ProfilePass, ProfileTarget, burst_reach_bytes, profile_for_target, whole_distances,
+};
 
 use cachemate_locality::stack::StackError;
 
@@ -58,6 +60,9 @@ pub enum StudyError {
         "found a recording in bursts that cannot be read from its end, expected a plain .cmt file: distances would cross its pauses"
     )]
     LateBursts,
+    /// The trace cannot tell lines of this size.
+    #[error("{0}: {1}")]
+    SmallLines(String, String),
     /// The profile was made for another line size.
     #[error(
         "profile of '{program}': found stack distances for lines of {found} bytes, expected {expected}: profile its recording with --machine"

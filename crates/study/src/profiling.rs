@@ -25,7 +25,7 @@ use cachemate_trace::{
 
 use crate::{
     BurstDistances, MeasuredDistances, PartTotals, StudyError, curve_counts, default_sizes,
-    refuse_late_bursts,
+    drop_filtered_sizes, refuse_late_bursts,
 };
 
 /// One access in this many is watched, which gives enough samples of a million accesses and is cheap for a billion.
@@ -72,7 +72,6 @@ impl ProfileTarget {
 /// Engines that observe the same records: push all records in order, then [`finish`](Self::finish).
 pub struct ProfilePass {
     target: ProfileTarget,
-    instructions_known: bool,
     sampler: StreamSampler,
     /// Distances of the bursts, if the recording has any; those of the sampler ignore pauses.
     burst_distances: Option<BurstDistances>,
@@ -99,7 +98,6 @@ impl ProfilePass {
     /// The cache cannot be simulated.
     pub fn new(
         target: Option<ProfileTarget>,
-        instructions_known: bool,
         expected_records: u64,
         bursts: &[u64],
     ) -> Result<Self, StudyError> {
@@ -116,7 +114,6 @@ impl ProfilePass {
             CacheGeometry::from_bytes(target.size_bytes, line_bytes, target.ways, target.slices)?;
         Ok(ProfilePass {
             target,
-            instructions_known,
             sampler: StreamSampler::new(),
             burst_distances: (!bursts.is_empty()).then(|| BurstDistances::new(bursts)),
             reuse: ReuseSampler::new(REUSE_SAMPLE_PERIOD, 1),
@@ -150,19 +147,39 @@ impl ProfilePass {
             let end = records.len().min(index + remaining_records);
             self.current_interval.misses += self.cache.push(&self.lines[index..end]);
             self.current_interval.accesses += (end - index) as u64;
-            if self.instructions_known {
-                let gaps: u64 = records[index..end].iter().map(|record| record.gap).sum();
-                *self.current_interval.instructions.get_or_insert(0) += gaps;
+            // All gaps are 0 if instructions are unknown.
+            let gaps = records[index..end].iter().map(|record| record.gap);
+            let instructions = gaps.fold(0, u64::saturating_add);
+            if instructions > 0 {
+                let sum = self.current_interval.instructions.get_or_insert(0);
+                *sum = sum.saturating_add(instructions);
             }
             if self.current_interval.accesses == self.interval_records {
-                self.intervals.push(std::mem::replace(
-                    &mut self.current_interval,
-                    EMPTY_INTERVAL,
-                ));
+                let interval = std::mem::replace(&mut self.current_interval, EMPTY_INTERVAL);
+                self.intervals.push(interval);
+                self.merge_intervals();
             }
             index = end;
         }
         Ok(())
+    }
+
+    /// Merges pairs of intervals if a trace of unknown length has twice too many.
+    fn merge_intervals(&mut self) {
+        if (self.intervals.len() as u64) < 2 * MAX_INTERVALS {
+            return;
+        }
+        let merged_pair = |pair: &[StoredInterval]| StoredInterval {
+            accesses: pair[0].accesses + pair[1].accesses,
+            instructions: pair[0]
+                .instructions
+                .zip(pair[1].instructions)
+                .map(|(first, second)| first.saturating_add(second)),
+            misses: pair[0].misses + pair[1].misses,
+            phase: 0,
+        };
+        self.intervals = self.intervals.chunks_exact(2).map(merged_pair).collect();
+        self.interval_records *= 2;
     }
 
     /// `source_name` is the source of the records; `header` and `totals` are those of the trace.
@@ -177,6 +194,10 @@ impl ProfilePass {
             refuse_late_bursts(&[], totals)?;
         }
         let target = self.target;
+        let line_problem = |problem| StudyError::SmallLines(name.to_string(), problem);
+        header
+            .check_lines(target.line_bytes)
+            .map_err(line_problem)?;
         let (sample, histogram) = self.sampler.finish(
             target.line_bytes,
             header.page_bytes.max(target.line_bytes),
@@ -201,16 +222,23 @@ impl ProfilePass {
         file.accesses = part_totals.program_accesses;
         file.records = Some(histogram.accesses());
         file.instructions = part_totals.instructions;
-        file.curves = vec![build_curve(&distances, part_totals, target.line_bytes)];
+        let mut sizes = default_sizes();
+        drop_filtered_sizes(&mut sizes, header);
+        file.curves = vec![build_curve(
+            &distances,
+            part_totals,
+            &sizes,
+            target.line_bytes,
+        )];
         file.histograms = vec![group_distances(histogram, target.line_bytes)];
-        let counts_instructions = part_totals.instructions.is_some_and(|count| count > 0);
-        file.sample = (counts_instructions && !sample.phases.is_empty()).then_some(sample);
         if distances.bursts.is_some() {
-            // Reuse times, LRU positions and phases across a pause are unknown; positions follow from the distances.
+            // A sample, reuse times, LRU positions and phases across a pause are unknown; positions follow from the distances.
             fill_rates(&mut file, target.level);
             file.profile = profile_for_target(&file, target)?;
             return Ok(file);
         }
+        let counts_instructions = part_totals.instructions.is_some_and(|count| count > 0);
+        file.sample = (counts_instructions && !sample.phases.is_empty()).then_some(sample);
         let positions = self.cache.positions().unwrap_or_default();
         file.stack_positions = vec![StackPositions {
             size_bytes: target.size_bytes,
@@ -239,8 +267,13 @@ impl ProfilePass {
     }
 }
 
-fn build_curve(distances: &MeasuredDistances, totals: PartTotals, line_bytes: u32) -> StoredCurve {
-    let counts = curve_counts(distances, totals, &default_sizes(), line_bytes);
+fn build_curve(
+    distances: &MeasuredDistances,
+    totals: PartTotals,
+    sizes: &[u64],
+    line_bytes: u32,
+) -> StoredCurve {
+    let counts = curve_counts(distances, totals, sizes, line_bytes);
     let points = counts.curve.iter().map(|point| {
         // The interval of a profile's estimates holds 95 %, as that of the bursts does.
         let relative_error = point
@@ -352,6 +385,14 @@ pub fn burst_reach_bytes(file: &ProfileFile) -> Option<u64> {
     Some(curve.points.last().map_or(0, |point| point.size_bytes))
 }
 
+/// The stack distances of all threads, whose first touches are the distinct lines; `None` for a recording in bursts, in which
+/// they are the accesses that a burst is too short to tell.
+pub fn whole_distances(file: &ProfileFile) -> Option<&FileHistogram> {
+    let is_whole = |histogram: &&FileHistogram| histogram.kind == "stack-distance";
+    let histogram = file.histograms.iter().find(is_whole)?;
+    burst_reach_bytes(file).is_none().then_some(histogram)
+}
+
 /// Uses the LRU positions that the file has for this cache, or otherwise its stack distances. Has
 /// no positions if bursts are too short to tell them for a cache of this size.
 ///
@@ -410,11 +451,38 @@ pub fn profile_for_target(
 
 #[cfg(test)]
 mod tests {
+    use cachemate_trace::L1Filter;
+
     use super::*;
+    use crate::KernelFootprint;
 
     /// Does a recording in bursts give LRU positions for a cache within its reach only?
     #[test]
     fn bursts_tell_nothing_beyond_their_reach() {
+        let has_positions = |size_bytes: u64| {
+            let (file, target) = file_of_bursts(size_bytes);
+            let profile = profile_for_target(&file, target).unwrap();
+            profile.locality.stack_positions.is_some()
+        };
+        assert_eq!(
+            (has_positions(16 << 10), has_positions(1 << 20)),
+            (true, false)
+        );
+    }
+
+    /// Does a profile of bursts have no sample, whose distances would cross the pauses, and no number of distinct lines?
+    #[test]
+    fn bursts_have_no_sample_and_no_distinct_lines() {
+        let (file, target) = file_of_bursts(1 << 20);
+        assert_eq!((&file.sample, whole_distances(&file)), (&None, None));
+        assert_eq!(
+            KernelFootprint::from_profile(&file, target.size_bytes),
+            None
+        );
+    }
+
+    /// The profile of a loop of 32 KiB in two bursts, for a cache of this size.
+    fn file_of_bursts(size_bytes: u64) -> (ProfileFile, ProfileTarget) {
         let record_of = |index: u64| AccessRecord {
             address: index % 512 * 64,
             gap: 1,
@@ -428,27 +496,86 @@ mod tests {
             instructions: Some(4096),
             ..TraceTotals::default()
         };
-        let has_positions = |size_bytes: u64| {
+        let target = ProfileTarget {
+            level: CacheLevel::L3,
+            size_bytes,
+            ways: 8,
+            line_bytes: 64,
+            slices: 1,
+        };
+        let mut pass = ProfilePass::new(Some(target), 4096, &[0, 2048]).unwrap();
+        pass.push(&records).unwrap();
+        let header = TraceHeader::for_import("a.cmt", true);
+        let file = pass.finish("a", "a.cmt", &header, Some(&totals)).unwrap();
+        (file, target)
+    }
+
+    /// Has the curve of a filtered recording no size below the filter, and is a profile for smaller lines than the filter's
+    /// refused?
+    #[test]
+    fn a_profile_tells_nothing_that_the_filter_hides() {
+        let header = TraceHeader {
+            filter: Some(L1Filter::default()),
+            ..TraceHeader::for_import("a.cmt", true)
+        };
+        let file_for = |line_bytes: u32| {
             let target = ProfileTarget {
                 level: CacheLevel::L3,
-                size_bytes,
+                size_bytes: 1 << 20,
                 ways: 8,
-                line_bytes: 64,
+                line_bytes,
                 slices: 1,
             };
-            let mut pass = ProfilePass::new(Some(target), true, 4096, &[0, 2048]).unwrap();
-            pass.push(&records).unwrap();
-            let header = TraceHeader::for_import("a.cmt", true);
-            let file = pass.finish("a", "a.cmt", &header, Some(&totals)).unwrap();
-            profile_for_target(&file, target)
-                .unwrap()
-                .locality
-                .stack_positions
-                .is_some()
+            let mut pass = ProfilePass::new(Some(target), 0, &[]).unwrap();
+            pass.push(&[AccessRecord::default(); 9]).unwrap();
+            pass.finish("a", "a.cmt", &header, None)
+        };
+        let sizes = &file_for(64).unwrap().curves[0].points;
+        assert_eq!(sizes[0].size_bytes, 32 << 10);
+        let problem = file_for(32).unwrap_err().to_string();
+        assert!(problem.contains("found lines of 32 bytes"), "{problem}");
+    }
+
+    /// Does a trace of unknown length have no more than twice as many intervals as one of known length, without a gap?
+    #[test]
+    fn a_trace_of_unknown_length_has_a_bounded_number_of_intervals() {
+        let mut pass = ProfilePass::new(None, 0, &[]).unwrap();
+        let first_records = pass.interval_records;
+        let interval = StoredInterval {
+            accesses: first_records,
+            instructions: Some(7),
+            misses: 3,
+            phase: 0,
+        };
+        for _ in 0..2 * MAX_INTERVALS {
+            pass.intervals.push(interval);
+            pass.merge_intervals();
+        }
+        let merged = StoredInterval {
+            accesses: 2 * first_records,
+            instructions: Some(14),
+            misses: 6,
+            phase: 0,
+        };
+        assert_eq!(pass.intervals, vec![merged; MAX_INTERVALS as usize]);
+        assert_eq!(pass.interval_records, 2 * first_records);
+    }
+
+    /// Are an interval's instructions unknown if no record counts any, and do they saturate instead of wrapping?
+    #[test]
+    fn instructions_of_an_interval_are_absent_or_saturate() {
+        let instructions_with = |gap: u64| {
+            let mut pass = ProfilePass::new(None, 0, &[]).unwrap();
+            let record = AccessRecord {
+                gap,
+                ..AccessRecord::default()
+            };
+            pass.push(&[record; 10_000]).unwrap();
+            pass.intervals[0].instructions
         };
         assert_eq!(
-            (has_positions(16 << 10), has_positions(1 << 20)),
-            (true, false)
+            [0, 1, u64::MAX].map(instructions_with),
+            [None, Some(10_000), Some(u64::MAX)]
         );
     }
 
@@ -461,7 +588,7 @@ mod tests {
         };
         let header = TraceHeader::for_import("a.cmt", true);
         let finish_with = |known: &[u64]| {
-            let pass = ProfilePass::new(None, true, 0, known).unwrap();
+            let pass = ProfilePass::new(None, 0, known).unwrap();
             pass.finish("a", "a.cmt", &header, Some(&totals))
         };
         assert!(matches!(finish_with(&[]), Err(StudyError::LateBursts)));

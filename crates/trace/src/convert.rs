@@ -25,11 +25,12 @@ pub fn convert(
     level: i32,
     mut progress: impl FnMut(u64),
 ) -> Result<ConversionSummary, TraceError> {
+    // The header of a foreign trace states whether instructions are known once a batch was read.
+    let mut batch = Vec::new();
+    let mut has_more = reader.read_batch(&mut batch);
     let mut out = CountingWriter { out, bytes: 0 };
     let mut writer = CmtWriter::new(&mut out, out_name, reader.header(), level)?;
-    let mut batch = Vec::new();
     loop {
-        let has_more = reader.read_batch(&mut batch);
         if !matches!(has_more, Ok(true)) {
             writer.flush_block()?;
         }
@@ -38,6 +39,7 @@ pub fn convert(
         }
         writer.push_all(&batch)?;
         progress(writer.records());
+        has_more = reader.read_batch(&mut batch);
     }
 
     let (_, totals) = writer.finish(reader.totals().cloned().unwrap_or_default())?;

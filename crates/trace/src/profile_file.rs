@@ -20,6 +20,7 @@ use cachemate_core::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::record_type::MAX_COUNT;
 use crate::run_log::FormatVersion;
 use crate::{FilePosition, L1Filter, TraceError};
 
@@ -67,7 +68,7 @@ pub struct ProfileFile {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub intervals: Option<StoredIntervals>,
     /// A sample of the accesses, from which the timing on any machine follows; `None` without a recording that counts
-    /// instructions.
+    /// instructions and has no pauses.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -294,6 +295,7 @@ impl ProfileFile {
 
     fn check_fields(&self) -> Result<(), FieldError> {
         for (index, curve) in self.curves.iter().enumerate() {
+            check_line_bytes(&format!("curves[{index}]"), curve.line_bytes)?;
             let field_path = format!("curves[{index}].points");
             check_ascending(&field_path, "sizes", &curve.points, |point| {
                 point.size_bytes
@@ -317,12 +319,23 @@ impl ProfileFile {
         }
 
         for (index, histogram) in self.histograms.iter().enumerate() {
+            let field_path = format!("histograms[{index}]");
+            check_line_bytes(&field_path, histogram.line_bytes)?;
+            let counts = histogram.buckets.iter().map(|(_, count)| *count);
+            check_sum(&field_path, counts.chain([histogram.cold]))?;
             check_ascending(
-                &format!("histograms[{index}].buckets"),
+                &format!("{field_path}.buckets"),
                 "bounds",
                 &histogram.buckets,
                 |bucket| bucket.0,
             )?;
+        }
+
+        for (index, positions) in self.stack_positions.iter().enumerate() {
+            let field_path = format!("stack_positions[{index}]");
+            check_line_bytes(&field_path, positions.line_bytes)?;
+            let counts = positions.hits.iter().copied();
+            check_sum(&field_path, counts.chain([positions.misses]))?;
         }
         self.check_profile()
     }
@@ -494,6 +507,27 @@ fn check_range(
     ))
 }
 
+fn check_line_bytes(field: &str, line_bytes: u32) -> Result<(), FieldError> {
+    if line_bytes.is_power_of_two() {
+        return Ok(());
+    }
+    let field = format!("{field}.line_bytes");
+    Err(FieldError::new(field, line_bytes, "a power of two"))
+}
+
+fn check_sum(field: &str, counts: impl Iterator<Item = u64>) -> Result<(), FieldError> {
+    let sum = counts.fold(0, u64::saturating_add);
+    if sum <= MAX_COUNT {
+        return Ok(());
+    }
+    let found = format!("{sum} accesses");
+    Err(FieldError::new(
+        field,
+        found,
+        format!("at most {MAX_COUNT}"),
+    ))
+}
+
 fn check_ascending<T>(
     field: &str,
     subject: &str,
@@ -582,6 +616,22 @@ mod tests {
             line_bytes: 64,
             every: vec![interval],
         });
+        let mut part = vec![
+            SampledAccess {
+                line: u64::MAX,
+                gap: 3,
+                dependence: 2,
+                site: std::num::NonZeroU16::new(7),
+                ..SampledAccess::default()
+            };
+            cachemate_core::WARM_UP_ACCESSES
+        ];
+        part.push(SampledAccess {
+            distance: Some(7),
+            thread: 9,
+            is_store: true,
+            ..SampledAccess::default()
+        });
         file.sample = Some(StreamSample {
             line_bytes: 64,
             page_bytes: 4096,
@@ -596,22 +646,8 @@ mod tests {
                     mispredicted: 7,
                     unfetched: Some(u64::MAX),
                 }),
-                distances: vec![(0, 2), (7, u64::MAX)],
-                parts: vec![vec![
-                    SampledAccess {
-                        line: u64::MAX,
-                        gap: 3,
-                        dependence: 2,
-                        site: std::num::NonZeroU16::new(7),
-                        ..SampledAccess::default()
-                    },
-                    SampledAccess {
-                        distance: Some(7),
-                        thread: 9,
-                        is_store: true,
-                        ..SampledAccess::default()
-                    },
-                ]],
+                distances: vec![(0, 2), (7, MAX_COUNT - 3)],
+                parts: vec![part],
             }],
         });
         let times = vec![(Some(1), 0.1), (None, 1e-300)];
@@ -667,6 +703,35 @@ mod tests {
             refused.contains("curves[0].points[0].miss_ratio"),
             "{refused}"
         );
+    }
+
+    /// Are counts rejected with their field that sums would wrap, and lines whose size is no power of two?
+    #[test]
+    fn counts_that_wrap_and_impossible_lines_are_rejected_by_field() {
+        let cases: [(&str, fn(&mut ProfileFile)); 6] = [
+            ("histograms[0] = ", |file| file.histograms[0].cold = 1 << 60),
+            ("histograms[0] = ", |file| {
+                file.histograms[0].buckets = vec![(1, u64::MAX), (2, 5)]
+            }),
+            ("stack_positions[0] = ", |file| {
+                file.stack_positions[0].hits = vec![u64::MAX, 5]
+            }),
+            ("curves[0].line_bytes = 0", |file| {
+                file.curves[0].line_bytes = 0
+            }),
+            ("histograms[0].line_bytes = 48", |file| {
+                file.histograms[0].line_bytes = 48
+            }),
+            ("stack_positions[0].line_bytes = 0", |file| {
+                file.stack_positions[0].line_bytes = 0
+            }),
+        ];
+        for (place, spoil) in cases {
+            let mut file = full_profile_file();
+            spoil(&mut file);
+            let message = file.check("p.json").unwrap_err().to_string();
+            assert!(message.contains(place), "{place}: {message}");
+        }
     }
 
     /// Are impossible values rejected with their place: negative, huge, not finite, outside of their interval?

@@ -5,6 +5,11 @@ use std::num::NonZeroU16;
 use cachemate_core::{CoreSamples, SampledAccess};
 use serde::{Deserialize, Serialize};
 
+/// Counts of a file add up to no more, so that no sum of them wraps and a float holds each exactly.
+pub(crate) const MAX_COUNT: u64 = 1 << 53;
+/// Maximum number of threads of a trace.
+pub(crate) const MAX_THREADS: usize = 1 << 20;
+
 /// One data access of one thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AccessRecord {
@@ -200,12 +205,29 @@ impl TraceHeader {
         };
         check_power_of_two("line_bytes", self.line_bytes, 1, 1 << 20)?;
         check_power_of_two("page_bytes", self.page_bytes, 512, 1 << 30)?;
+        if let Some(Err(reason)) = self.filter.map(|filter| filter.check()) {
+            return Err(("an impossible filter".to_string(), reason));
+        }
 
         match self.process_shift {
             // Below the page bits, two processes would share pages; from 64 on, no address bits are left.
             Some(shift) if !(12..64).contains(&shift) => Err((
                 format!("process_shift = {shift}"),
                 "12 to 63, or none".to_string(),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that the records tell lines of this size apart: of a line of the filter, only the first access is among them.
+    ///
+    /// # Errors
+    /// The size found and the sizes expected.
+    pub fn check_lines(&self, line_bytes: u32) -> Result<(), String> {
+        match self.filter {
+            Some(filter) if line_bytes < filter.line_bytes => Err(format!(
+                "found lines of {line_bytes} bytes, expected at least the {} of the recorder's filter",
+                filter.line_bytes
             )),
             _ => Ok(()),
         }
@@ -314,15 +336,20 @@ impl TraceTotals {
             return Err((found, "ascending sites".to_string()));
         }
 
-        let instructions = self.threads.iter().fold(0u64, |sum, thread| {
-            sum.saturating_add(thread.instructions.unwrap_or(0))
-        });
-        if let Some(total) = self.instructions
-            && instructions > total
-        {
-            let found = format!("threads with {instructions} instructions");
-            return Err((found, format!("at most {total}, the file's total")));
-        }
-        Ok(())
+        let check_sum =
+            |name: &str, total: Option<u64>, count: fn(&ThreadTotals) -> Option<u64>| {
+                let counts = self.threads.iter().filter_map(count);
+                let sum = counts.fold(0, u64::saturating_add);
+                let limit = total.unwrap_or(MAX_COUNT).min(MAX_COUNT);
+                if sum <= limit {
+                    return Ok(());
+                }
+                let found = format!("threads with {sum} {name}");
+                Err((found, format!("at most {limit}, the file's total")))
+            };
+        check_sum("instructions", self.instructions, |thread| {
+            thread.instructions
+        })?;
+        check_sum("accesses", self.program_accesses, |thread| thread.accesses)
     }
 }

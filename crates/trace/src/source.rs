@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cachemate_core::{Access, AccessKind, AccessSource, BatchEnd};
+use cachemate_core::{Access, AccessKind, AccessSource, BatchEnd, FAR_DEPENDENCE};
 
 use crate::{AccessRecord, CmtReader, FilePosition, TraceError, TraceReader};
 
@@ -109,7 +109,7 @@ impl CmtSource {
         }
 
         reader.rewind()?;
-        let are_instructions_known = reader.header().instructions_known;
+        let are_instructions_known = reader.header().instructions_known && instructions > 0;
         let mut source = CmtSource {
             are_instructions_known,
             path,
@@ -213,8 +213,8 @@ impl CmtSource {
             instructions_between = 0;
         }
         let gap = instructions_between as u32;
-        let is_dependent =
-            record.dependence > 0 && self.records_since_load == Some(u64::from(record.dependence));
+        let is_dependent = ![0, FAR_DEPENDENCE].contains(&record.dependence)
+            && self.records_since_load == Some(u64::from(record.dependence));
         let kind = if record.store {
             AccessKind::Store
         } else {

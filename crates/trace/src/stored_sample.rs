@@ -15,8 +15,12 @@ use cachemate_core::{
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::record_type::MAX_COUNT;
+
 /// Maximum number of accesses of a sample.
 const ACCESSES_LIMIT: usize = 1 << 20;
+/// Maximum number of stretches of a sample; the sampler makes up to eight.
+const PHASES_LIMIT: usize = 64;
 /// Maximum number of distances of a stretch.
 const DISTANCES_LIMIT: usize = 1 << 12;
 const COLUMN_COUNT: usize = 7;
@@ -110,6 +114,12 @@ fn decode_sample(stored: StoredSample) -> Result<StreamSample, String> {
             "sample: found {access_count} accesses, expected at most {ACCESSES_LIMIT}"
         ));
     }
+    if stored.phases.len() > PHASES_LIMIT {
+        let found = stored.phases.len();
+        return Err(format!(
+            "sample: found {found} phases, expected at most {PHASES_LIMIT}"
+        ));
+    }
 
     let mut phases = Vec::with_capacity(stored.phases.len());
     for (index, phase) in stored.phases.into_iter().enumerate() {
@@ -127,10 +137,12 @@ fn decode_sample(stored: StoredSample) -> Result<StreamSample, String> {
 }
 
 fn decode_phase(phase: &StoredPhase) -> Result<StreamPhase, String> {
-    let part_limit = WARM_UP_ACCESSES + MEASURED_ACCESSES;
-    if let Some(found) = phase.parts.iter().find(|&&count| count > part_limit) {
+    let part_lengths = WARM_UP_ACCESSES + 1..=WARM_UP_ACCESSES + MEASURED_ACCESSES;
+    let is_odd = |count: &&usize| !part_lengths.contains(count);
+    if let Some(found) = phase.parts.iter().find(is_odd) {
+        let (least, most) = part_lengths.into_inner();
         return Err(format!(
-            "found a part of {found} accesses, expected at most {part_limit}"
+            "found a part of {found} accesses, expected {least} to {most}"
         ));
     }
 
@@ -147,6 +159,13 @@ fn decode_phase(phase: &StoredPhase) -> Result<StreamPhase, String> {
     let distances = decode_distances(&distances).ok_or_else(|| {
         format!("distances: found pairs out of order or cut off, expected at most {DISTANCES_LIMIT} of ascending bounds")
     })?;
+    let counts = distances.iter().map(|(_, count)| *count);
+    let accesses = counts.fold(phase.cold, u64::saturating_add);
+    if accesses > MAX_COUNT {
+        return Err(format!(
+            "distances: found {accesses} accesses, expected at most {MAX_COUNT}"
+        ));
+    }
     Ok(StreamPhase {
         instructions: phase.instructions,
         cold_count: phase.cold,
@@ -357,26 +376,60 @@ mod tests {
         }
     }
 
-    /// Is a sample whose lengths promise too much refused before anything is unpacked?
-    #[test]
-    fn samples_with_too_many_accesses_are_refused() {
-        let stored = |parts: Vec<usize>| StoredSample {
+    fn stored_sample(phases: impl IntoIterator<Item = StoredPhase>) -> StoredSample {
+        StoredSample {
             line_bytes: 64,
             page_bytes: 4096,
             footprint_lines: 1,
             has_dependences: false,
-            phases: vec![StoredPhase {
-                instructions: 1,
-                cold: 0,
-                core: None,
-                distances: String::new(),
-                parts,
-                accesses: String::new(),
-            }],
-        };
-        let problem = |parts| decode_sample(stored(parts)).unwrap_err();
+            phases: phases.into_iter().collect(),
+        }
+    }
+
+    fn stored_phase(parts: Vec<usize>) -> StoredPhase {
+        StoredPhase {
+            instructions: 1,
+            cold: 0,
+            core: None,
+            distances: String::new(),
+            parts,
+            accesses: String::new(),
+        }
+    }
+
+    /// Is a sample refused before anything is unpacked if its lengths promise too much, or parts that measure nothing?
+    #[test]
+    fn samples_of_impossible_lengths_are_refused() {
+        let problem = |parts| decode_sample(stored_sample([stored_phase(parts)])).unwrap_err();
         assert!(problem(vec![usize::MAX, 5]).contains("expected at most 1048576"));
         assert!(problem(vec![385]).contains("found a part of 385 accesses"));
         assert!(problem(vec![384]).contains("sample.phases[0]: accesses: "));
+        for parts in [vec![0; 1000], vec![128]] {
+            assert!(problem(parts).contains("expected 129 to 384"));
+        }
+        let phases = (0..65).map(|_| stored_phase(Vec::new()));
+        let problem = decode_sample(stored_sample(phases)).unwrap_err();
+        assert!(problem.contains("found 65 phases, expected at most 64"));
+    }
+
+    /// Is a stretch refused whose accesses do not add up to less than 2^53, which sums of misses would wrap?
+    #[test]
+    fn stretches_of_too_many_accesses_are_refused() {
+        let problem_of = |cold: u64, count: u64| {
+            let phase = StoredPhase {
+                cold,
+                distances: pack(&encode_distances(&[(0, count), (1, 5)])).unwrap(),
+                accesses: pack(&encode_parts(&[])).unwrap(),
+                ..stored_phase(Vec::new())
+            };
+            decode_sample(stored_sample([phase])).err()
+        };
+        assert_eq!(problem_of(1, 3), None);
+        for (cold, count) in [(0, u64::MAX), (u64::MAX, 0), (1 << 52, 1 << 52)] {
+            assert!(
+                problem_of(cold, count).is_some_and(|problem| problem.contains("distances: found")),
+                "{cold} {count}"
+            );
+        }
     }
 }

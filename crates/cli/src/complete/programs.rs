@@ -94,12 +94,7 @@ fn profile_trace(
     target: Option<ProfileTarget>,
 ) -> anyhow::Result<ProfileFile> {
     let bursts = trace.burst_starts().to_vec();
-    let mut profiling = ProfilePass::new(
-        target,
-        trace.header().instructions_known,
-        trace.expected_records(),
-        &bursts,
-    )?;
+    let mut profiling = ProfilePass::new(target, trace.expected_records(), &bursts)?;
     let mut records = Vec::new();
     while trace.next_records(&mut records)? {
         profiling.push(&records)?;

@@ -7,6 +7,7 @@
 //! and of its gap (high nibble, 0-8), so that decoding needs no loop over continuation bits. The difference is to the
 //! thread's previous address in the block (0 at its start), in zigzag encoding.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 
 use super::{BLOCK_RECORDS, u32_at, u64_at};
@@ -46,6 +47,7 @@ fn low_bytes_mask(length: usize) -> u64 {
 #[derive(Default)]
 pub(super) struct Columns {
     threads: Vec<(u32, u64)>,
+    thread_indices: BTreeMap<u32, usize>,
     runs: Vec<(u32, u32)>,
     control: Vec<u8>,
     sizes: Vec<u8>,
@@ -74,11 +76,11 @@ impl Columns {
         {
             return index as usize;
         }
-        let known_index = self.threads.iter().position(|&(id, _)| id == thread);
-        let index = known_index.unwrap_or_else(|| {
+        let next_index = self.threads.len();
+        let index = *self.thread_indices.entry(thread).or_insert(next_index);
+        if index == next_index {
             self.threads.push((thread, 0));
-            self.threads.len() - 1
-        });
+        }
         self.runs.push((index as u32, 0));
         index
     }
@@ -140,6 +142,7 @@ impl Columns {
             raw.extend_from_slice(&records.to_le_bytes());
         }
         self.threads.clear();
+        self.thread_indices.clear();
         self.runs.clear();
 
         for column in [

@@ -331,7 +331,7 @@ impl<R: Read> CmtReader<R> {
         if let Err((found, expected)) = totals.check() {
             return self.format_error(position, found, expected);
         }
-        self.index = index
+        let index: Vec<IndexEntry> = index
             .chunks_exact(24)
             .map(|entry| IndexEntry {
                 offset: u64_at(entry, 0),
@@ -339,6 +339,10 @@ impl<R: Read> CmtReader<R> {
                 block: u64_at(entry, 16),
             })
             .collect();
+        if !index.is_sorted_by_key(|entry| entry.first_record) {
+            return self.format_error(position, "an index out of order", "ascending records");
+        }
+        self.index = index;
         self.totals = Some(totals);
         Ok(())
     }
@@ -601,5 +605,25 @@ mod tests {
             let error = check(records).unwrap_err().to_string();
             assert!(error.contains(&format!("at most {most}")), "{error}");
         }
+    }
+
+    /// Is an index out of order refused, which would lead a reader to another record than the one that it asked for?
+    #[test]
+    fn an_index_out_of_order_is_refused() {
+        let header = TraceHeader::for_import("a.cmt", true);
+        let writer = crate::CmtWriter::new(Vec::new(), "a.cmt", &header, 3).unwrap();
+        let (bytes, totals) = writer.finish(TraceTotals::default()).unwrap();
+        let json = serde_json::to_vec(&totals).unwrap();
+        let is_accepted = |first_records: [u64; 2]| {
+            let mut reader = CmtReader::new(&bytes[..], "a.cmt").unwrap();
+            let mut raw = [&(json.len() as u32).to_le_bytes()[..], &json].concat();
+            for first_record in first_records {
+                raw.extend([7, first_record, 7].iter().flat_map(|n| n.to_le_bytes()));
+            }
+            raw.extend([0; PADDING_BYTES]);
+            reader.raw_block = raw;
+            reader.parse_footer(FilePosition::File).is_ok()
+        };
+        assert!(is_accepted([3, 5]) && !is_accepted([5, 3]));
     }
 }

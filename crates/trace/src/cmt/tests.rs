@@ -5,8 +5,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    AccessRecord, FilePosition, ProcessTotals, ThreadTotals, TraceError, TraceHeader, TraceReader,
-    TraceTotals,
+    AccessRecord, FilePosition, L1Filter, ProcessTotals, ThreadTotals, TraceError, TraceHeader,
+    TraceReader, TraceTotals,
 };
 
 fn sample_header() -> TraceHeader {
@@ -187,6 +187,24 @@ fn blocks_totals_and_threads_of_a_long_trace_are_read_back() {
     assert_eq!(read_all(&mut reader).0, records);
 }
 
+/// Is a block written without a search through all of its threads at each access, and are the totals of each found at once?
+/// If not, this takes half a minute.
+#[test]
+fn a_trace_of_many_threads_is_written_quickly() {
+    let threads = BLOCK_RECORDS as u32 / 2;
+    let record = |thread| AccessRecord {
+        thread,
+        ..AccessRecord::default()
+    };
+    let mut writer = CmtWriter::new(Vec::new(), "x.cmt", &sample_header(), 1).unwrap();
+    for thread in (0..threads).rev().chain(0..threads) {
+        writer.push(&record(thread)).unwrap();
+    }
+    let (_, totals) = writer.finish(TraceTotals::default()).unwrap();
+    assert_eq!(totals.threads.len(), threads as usize);
+    assert!(totals.threads.iter().all(|thread| thread.records == 2));
+}
+
 /// Are threads of a recording that predates the order of creation read, without one?
 #[test]
 fn older_totals_have_no_order_of_creation() {
@@ -323,10 +341,41 @@ fn a_forged_length_is_rejected_before_allocation() {
     assert!(error.contains("a header of 4294967295 bytes"), "{error}");
 }
 
-/// Is a header with an impossible page size, line size or shift rejected with the field?
+/// Are totals rejected whose threads make more accesses or instructions than the file, or so many that sums wrap?
+#[test]
+fn threads_that_exceed_the_totals_are_rejected() {
+    let thread = |thread, accesses, instructions| ThreadTotals {
+        thread,
+        accesses: Some(accesses),
+        instructions: Some(instructions),
+        ..ThreadTotals::default()
+    };
+    let problem_of = |program_accesses, threads: [ThreadTotals; 2]| {
+        let totals = TraceTotals {
+            program_accesses,
+            instructions: Some(9),
+            threads: threads.to_vec(),
+            ..TraceTotals::default()
+        };
+        totals.check().err().map(|(found, _)| found)
+    };
+    let wrapping = [thread(0, 1 << 63, 1), thread(1, 1 << 63, 1)];
+    let found = Some(format!("threads with {} accesses", u64::MAX));
+    assert_eq!(problem_of(None, wrapping.clone()), found);
+    assert_eq!(problem_of(Some(u64::MAX), wrapping), found);
+    let excess = [thread(0, 3, 5), thread(1, 3, 5)];
+    let found = Some("threads with 10 instructions".to_string());
+    assert_eq!(problem_of(Some(6), excess), found);
+    assert_eq!(
+        problem_of(Some(6), [thread(0, 3, 4), thread(1, 3, 5)]),
+        None
+    );
+}
+
+/// Is a header with an impossible page size, line size, shift or filter rejected with the field?
 #[test]
 fn headers_with_impossible_fields_are_rejected_by_field() {
-    let cases: [(&str, fn(&mut TraceHeader)); 6] = [
+    let cases: [(&str, fn(&mut TraceHeader)); 7] = [
         ("page_bytes = 0", |header| header.page_bytes = 0),
         ("page_bytes = 4095", |header| header.page_bytes = 4095),
         ("line_bytes = 0", |header| header.line_bytes = 0),
@@ -337,6 +386,12 @@ fn headers_with_impossible_fields_are_rejected_by_field() {
             header.process_shift = Some(64)
         }),
         ("process_shift = 0", |header| header.process_shift = Some(0)),
+        ("an impossible filter", |header| {
+            header.filter = Some(L1Filter {
+                size_bytes: 1 << 63,
+                ..L1Filter::default()
+            })
+        }),
     ];
 
     for (found, spoil) in cases {

@@ -200,21 +200,19 @@ impl<W: Write> CmtWriter<W> {
     pub fn finish(mut self, mut totals: TraceTotals) -> Result<(W, TraceTotals), TraceError> {
         self.flush_block()?;
         totals.records = self.record_count;
-        for (&thread, &records) in &self.records_by_thread {
-            match totals
-                .threads
-                .iter_mut()
-                .find(|totals| totals.thread == thread)
-            {
-                Some(thread_totals) => thread_totals.records = records,
-                None => totals.threads.push(ThreadTotals {
-                    thread,
-                    records,
-                    ..Default::default()
-                }),
+        let mut records_by_thread = std::mem::take(&mut self.records_by_thread);
+        for thread_totals in &mut totals.threads {
+            if let Some(records) = records_by_thread.remove(&thread_totals.thread) {
+                thread_totals.records = records;
             }
         }
-
+        let missing_threads = records_by_thread.into_iter();
+        let missing_totals = missing_threads.map(|(thread, records)| ThreadTotals {
+            thread,
+            records,
+            ..Default::default()
+        });
+        totals.threads.extend(missing_totals);
         totals.threads.sort_by_key(|totals| totals.thread);
         let json = serde_json::to_vec(&totals).map_err(|error| {
             TraceError::format_error(

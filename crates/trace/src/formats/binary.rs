@@ -61,6 +61,39 @@ impl<R: Read, const N: usize> Entries<R, N> {
         self.offset += self.buffer.len() as u64;
         Ok(entries)
     }
+
+    /// Appends the records of the next entries. A damaged entry, of which `decode` returns the damaged byte, the value found
+    /// and the values expected, ends the input.
+    fn read_records(
+        &mut self,
+        batch: &mut Vec<AccessRecord>,
+        mut decode: impl FnMut(
+            &[u8; N],
+            &mut Vec<AccessRecord>,
+        ) -> Result<(), (usize, String, &'static str)>,
+    ) -> Result<(), TraceError> {
+        // Entries without any access are skipped, because an empty batch would mean the end.
+        while batch.is_empty() {
+            let start = self.offset;
+            let entries = self.read_entries()?;
+            if entries.is_empty() {
+                break;
+            }
+
+            for (index, entry) in entries.iter().enumerate() {
+                if let Err((byte, found, expected)) = decode(entry, batch) {
+                    let position = FilePosition::Byte(start + (N * index + byte) as u64);
+                    self.damage = Some(TraceError::format_error(
+                        &self.file, position, found, expected,
+                    ));
+                    self.is_ended = true;
+                    break;
+                }
+            }
+        }
+
+        Ok(())
+    }
 }
 
 fn u64_of(bytes: &[u8]) -> u64 {
@@ -75,7 +108,7 @@ pub struct RawU64Source<R>(Entries<R, 8>);
 
 /// Reads a [`RawU64Source`]; `file` is the input's name in errors.
 pub(super) fn raw_u64_reader<R: Read>(input: R, file: String) -> ImportReader<RawU64Source<R>> {
-    ImportReader::new(RawU64Source(Entries::new(input, file)), "u64", false)
+    ImportReader::new(RawU64Source(Entries::new(input, file)), "u64")
 }
 
 impl<R: Read + Send> RecordSource for RawU64Source<R> {
@@ -112,7 +145,7 @@ pub struct ChampSimSource<R>(Entries<R, 64>);
 
 /// Reads a [`ChampSimSource`]; `file` is the input's name in errors.
 pub(super) fn champsim_reader<R: Read>(input: R, file: String) -> ImportReader<ChampSimSource<R>> {
-    ImportReader::new(ChampSimSource(Entries::new(input, file)), "champsim", true)
+    ImportReader::new(ChampSimSource(Entries::new(input, file)), "champsim")
 }
 
 impl<R: Read + Send> RecordSource for ChampSimSource<R> {
@@ -122,36 +155,24 @@ impl<R: Read + Send> RecordSource for ChampSimSource<R> {
         batch: &mut Vec<AccessRecord>,
     ) -> Result<(), TraceError> {
         counts.counts_instructions = true;
-
-        // A batch of instructions without any access is skipped, because an empty batch would mean the end.
-        while batch.is_empty() {
-            let (start, file) = (self.0.offset, self.0.file.clone());
-            let entries = self.0.read_entries()?;
-            if entries.is_empty() {
-                break;
+        self.0.read_records(batch, |entry, batch| {
+            // ip 8, branch flags 2, registers 2 + 4, then two destinations and four sources.
+            if entry[8] > 1 || entry[9] > 1 {
+                let found = format!("branch flags {} and {}", entry[8], entry[9]);
+                let expected = "0 or 1, as in ChampSim's instructions of 64 bytes (other tools \
+                                and older versions write other records; archives are unpacked first)";
+                return Err((8, found, expected));
             }
 
-            for (index, entry) in entries.iter().enumerate() {
-                // ip 8, branch flags 2, registers 2 + 4, then two destinations and four sources.
-                if entry[8] > 1 || entry[9] > 1 {
-                    let position = FilePosition::Byte(start + (64 * index + 8) as u64);
-                    let found = format!("branch flags {} and {}", entry[8], entry[9]);
-                    let expected = "0 or 1, as in ChampSim's instructions of 64 bytes (other tools \
-                                    and older versions write other records; archives are unpacked first)";
-                    return Err(TraceError::format_error(&file, position, found, expected));
-                }
-
-                counts.count_instruction(0);
-                for (index, operand) in entry[16..].chunks_exact(8).enumerate() {
-                    let address = u64_of(operand);
-                    if address != 0 {
-                        batch.push(counts.record_access(0, address, 0, index < 2));
-                    }
+            counts.count_instruction(0);
+            for (index, operand) in entry[16..].chunks_exact(8).enumerate() {
+                let address = u64_of(operand);
+                if address != 0 {
+                    batch.push(counts.record_access(0, address, 0, index < 2));
                 }
             }
-        }
-
-        Ok(())
+            Ok(())
+        })
     }
 }
 
@@ -179,7 +200,6 @@ pub(super) fn oracle_general_reader<R: Read>(
             object_bytes: None,
         },
         "oracle-general",
-        false,
     )
 }
 
@@ -189,24 +209,21 @@ impl<R: Read + Send> RecordSource for OracleGeneralSource<R> {
         _counts: &mut ImportCounts,
         batch: &mut Vec<AccessRecord>,
     ) -> Result<(), TraceError> {
-        let (start, file) = (self.entries.offset, self.entries.file.clone());
-        for (index, entry) in self.entries.read_entries()?.iter().enumerate() {
+        self.entries.read_records(batch, |entry, batch| {
             let bytes = u64_of(&entry[12..16]) as u32;
             let first_bytes = *self.object_bytes.get_or_insert(bytes);
             if self.requires_one_size && bytes != first_bytes {
-                let position = FilePosition::Byte(start + (24 * index) as u64);
                 let found = format!("an object of {bytes} bytes after one of {first_bytes}");
                 let expected = "objects of one size, because each counts as one line; the format 'oracle-general-unit' \
                                 ignores sizes";
-                return Err(TraceError::format_error(&file, position, found, expected));
+                return Err((0, found, expected));
             }
 
             batch.push(AccessRecord {
                 address: u64_of(&entry[4..12]) << 6,
                 ..AccessRecord::default()
             });
-        }
-
-        Ok(())
+            Ok(())
+        })
     }
 }

@@ -4,6 +4,7 @@ use super::lines::{LineOutcome, parse_hex, parse_size};
 
 const LINE_EXPECTED: &str = "an address (decimal, or hexadecimal after 0x), and optionally a size \
                              up to 65535 and r, w or i, separated by commas";
+const QUOTES_EXPECTED: &str = "quotes only around whole values, without a separator within them";
 const HEADER_EXPECTED: &str =
     "a header with a column 'address', such as address,size,kind (other columns are skipped)";
 const UNNAMED_EXPECTED: &str = "a header such as address,size in the first line, because two \
@@ -37,7 +38,7 @@ impl CsvSyntax {
 
         let Some((separator, columns)) = self.dialect else {
             let separator = find_separator(line);
-            let fields: Vec<&[u8]> = fields_of(line, separator).collect();
+            let fields: Vec<&[u8]> = fields_of(line, separator).collect::<Result<_, _>>()?;
             let header = read_header(&fields)?;
             let columns = header.unwrap_or(CsvColumns {
                 address: 0,
@@ -54,6 +55,7 @@ impl CsvSyntax {
 
         let (mut address, mut size, mut kind) = (&b""[..], &b""[..], &b""[..]);
         for (index, field) in fields_of(line, separator).enumerate() {
+            let field = field?;
             if index == columns.address {
                 address = field;
             } else if Some(index) == columns.size {
@@ -62,24 +64,28 @@ impl CsvSyntax {
                 kind = field;
             }
         }
+        let is_one_of = |names: &[&str]| {
+            names
+                .iter()
+                .any(|name| kind.eq_ignore_ascii_case(name.as_bytes()))
+        };
+        let is_fetch = is_one_of(&["i", "fetch", "ifetch"]);
         if address.is_empty() {
-            return Ok(LineOutcome::Nothing);
+            return Ok(match is_fetch {
+                true => LineOutcome::Instruction { thread: 0 },
+                false => LineOutcome::Nothing,
+            });
         }
         let address = parse_address(address).ok_or(LINE_EXPECTED)?;
         let size = match size {
             b"" => 0,
             size => parse_size(size).ok_or(LINE_EXPECTED)?,
         };
-        let is_one_of = |names: &[&str]| {
-            names
-                .iter()
-                .any(|name| kind.eq_ignore_ascii_case(name.as_bytes()))
-        };
         if is_one_of(&["", "r", "read", "load", "l"]) {
             Ok(LineOutcome::access(address, size, false))
         } else if is_one_of(&["w", "write", "store", "s"]) {
             Ok(LineOutcome::access(address, size, true))
-        } else if is_one_of(&["i", "fetch", "ifetch"]) {
+        } else if is_fetch {
             Ok(LineOutcome::Instruction { thread: 0 })
         } else {
             Err(LINE_EXPECTED)
@@ -93,13 +99,17 @@ fn find_separator(line: &[u8]) -> u8 {
     separator.copied().unwrap_or(b',')
 }
 
-fn fields_of(line: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
+fn fields_of(line: &[u8], separator: u8) -> impl Iterator<Item = Result<&[u8], &'static str>> {
     line.split(move |&byte| byte == separator).map(|field| {
         let field = field.trim_ascii();
         let inner = field.strip_prefix(b"\"");
-        inner
+        let value = inner
             .and_then(|field| field.strip_suffix(b"\""))
-            .unwrap_or(field)
+            .unwrap_or(field);
+        match value.contains(&b'"') {
+            true => Err(QUOTES_EXPECTED),
+            false => Ok(value),
+        }
     })
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::record_type::MAX_THREADS;
 use crate::{AccessRecord, ThreadTotals, TraceError, TraceHeader, TraceReader, TraceTotals};
 
 /// Number of records per batch of a foreign format.
@@ -49,6 +50,11 @@ impl ImportCounts {
             }
         }
         &mut self.threads[self.last_thread]
+    }
+
+    /// Whether the thread is known, or may be a further one.
+    pub(super) fn has_room_for(&self, tid: u64) -> bool {
+        self.threads.len() < MAX_THREADS || self.thread_indices.contains_key(&tid)
     }
 
     pub(super) fn count_instruction(&mut self, tid: u64) {
@@ -137,22 +143,19 @@ pub struct ImportReader<S> {
 }
 
 impl<S> ImportReader<S> {
-    /// Builds a reader; `tool` names the format in the header.
-    pub(super) fn new(source: S, tool: &str, instructions_known: bool) -> Self {
-        let (header, counts) = (
-            TraceHeader::for_import(tool, instructions_known),
-            ImportCounts::default(),
-        );
+    /// Builds a reader; `tool` names the format in the header. The header knows of instructions once a batch has any.
+    pub(super) fn new(source: S, tool: &str) -> Self {
         ImportReader {
             source,
-            header,
-            counts,
+            header: TraceHeader::for_import(tool, false),
+            counts: ImportCounts::default(),
             totals: None,
         }
     }
 
     /// `false` for an empty batch, which is the end and fixes the totals.
     fn count_batch(&mut self, records: usize) -> bool {
+        self.header.instructions_known = self.counts.counts_instructions;
         self.counts.records += records as u64;
         if records == 0 {
             self.totals = Some(self.counts.totals());
@@ -177,5 +180,28 @@ impl<S: RecordSource> TraceReader for ImportReader<S> {
     }
     fn totals(&self) -> Option<&TraceTotals> {
         self.totals.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::text::drmemtrace_reader;
+    use super::*;
+
+    /// Is a text refused at the first line of a thread beyond the maximum, and read as long as it has only known ones?
+    #[test]
+    fn a_thread_beyond_the_maximum_is_refused_with_its_line() {
+        let view = "1 1: 7 read 8 byte(s) @ 0x1000\n2 1: 7 read 8 byte(s) @ 0x1008\n3 1: 9 read 8 byte(s) @ 0x1010\n";
+        let mut reader = drmemtrace_reader(view.as_bytes(), "v".to_string());
+        let earlier_threads = (1..MAX_THREADS).map(|_| ImportedThread::default());
+        reader.counts.threads = earlier_threads.collect();
+        let mut batch = Vec::new();
+        assert!(reader.read_batch(&mut batch).unwrap());
+        assert_eq!(batch.len(), 2);
+        let message = reader.read_batch(&mut batch).unwrap_err().to_string();
+        assert!(
+            message.starts_with("v: line 3: ") && message.ends_with("at most 1048576 threads"),
+            "{message}"
+        );
     }
 }

@@ -225,6 +225,42 @@ fn ambiguous_tables_are_refused_with_the_remedy() {
     );
 }
 
+/// Is a line of a table refused in which a separator stands within quotes, so that values would move to other columns?
+#[test]
+fn a_separator_within_quotes_is_refused() {
+    for line in [
+        "\"a,0x40\",0x80",
+        "\"a,64,b\",0x80",
+        "\",64,\",0x80",
+        "\"say \"\"a\"\",64,\"\",0x80",
+    ] {
+        let table = format!("name,address\n\"a b\",0x40\n{line}\n");
+        let refusal = read(table.as_bytes(), "t.csv", None).unwrap_err();
+        assert!(refusal.to_string().contains("line 3: "), "{refusal}");
+    }
+}
+
+/// Does a fetch count as an instruction, whether its row has an address or not?
+#[test]
+fn fetches_without_an_address_are_instructions() {
+    let table = b"address,size,kind\n,,i\n0x400,,i\n0x40,8,r\n,8,r\n";
+    let (records, totals) = read(table, "t.csv", None).unwrap();
+    assert_eq!(records, [record(0x40, 2, 8, false)]);
+    assert_eq!(totals.unwrap().instructions, Some(2));
+}
+
+/// Does a converted text say that its instructions are unknown if it has none, and otherwise that they are known?
+#[test]
+fn a_converted_text_knows_instructions_only_if_it_has_any() {
+    for (text, instructions_known) in [("0 400\n0 440\n", false), ("2 10\n0 400\n", true)] {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut reader = open_input(boxed_input(text.as_bytes()), "x", Some(Format::Din)).unwrap();
+        convert(reader.as_mut(), file.reopen().unwrap(), "x", 1, |_| {}).unwrap();
+        let header = CmtReader::open(file.path()).unwrap().header().clone();
+        assert_eq!(header.instructions_known, instructions_known, "{text}");
+    }
+}
+
 /// Are the threads of DynamoRIO's view told apart, is an instruction that is fetched once counted once, and is the view
 /// of 2022 without binaries read?
 #[test]
@@ -375,20 +411,39 @@ fn records_before_damage_are_returned_before_its_error() {
         };
         bytes.extend_from_slice(damage);
 
-        let mut reader = open_input(boxed_input(&bytes), "in", Some(format)).unwrap();
-        let (mut batch, mut record_count) = (Vec::new(), 0);
-        let result = loop {
-            match reader.read_batch(&mut batch) {
-                Ok(true) => record_count += batch.len(),
-                end => break end,
-            }
-        };
+        let counts = count_until_damage(&bytes, format);
+        assert_eq!(counts, (true, intact_records), "{format:?}");
+    }
+}
 
-        assert_eq!(
-            (result.is_err(), record_count),
-            (true, intact_records),
-            "{format:?}"
-        );
+/// Whether the input ends in an error, and the number of records before it.
+fn count_until_damage(bytes: &[u8], format: Format) -> (bool, usize) {
+    let mut reader = open_input(boxed_input(bytes), "in", Some(format)).unwrap();
+    let (mut batch, mut record_count) = (Vec::new(), 0);
+    loop {
+        match reader.read_batch(&mut batch) {
+            Ok(true) => record_count += batch.len(),
+            end => return (end.is_err(), record_count),
+        }
+    }
+}
+
+/// Does a binary trace give the records of all entries before a damaged one and none behind it, wherever in a batch that is?
+#[test]
+fn entries_before_a_damaged_one_are_returned() {
+    for (format, entry_bytes, damaged_byte) in
+        [(Format::ChampSim, 64, 8), (Format::OracleGeneral, 24, 12)]
+    {
+        for damaged_entry in [1, 100, 1 << 14] {
+            let mut bytes = vec![1; entry_bytes * (damaged_entry + 50)];
+            let records = count_until_damage(&bytes[..entry_bytes * damaged_entry], format);
+            bytes[entry_bytes * damaged_entry + damaged_byte] = 7;
+            assert_eq!(
+                count_until_damage(&bytes, format),
+                (true, records.1),
+                "{format:?} {damaged_entry}"
+            );
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::io::Read;
 use super::csv::CsvSyntax;
 use super::import::{BATCH_RECORDS, ImportCounts, ImportReader, RecordSource};
 use super::lines::{LineOutcome, LineReader, parse_hex, parse_size};
+use crate::record_type::MAX_THREADS;
 use crate::{AccessRecord, TraceError};
 
 /// A text format, with what it remembers from line to line.
@@ -48,7 +49,7 @@ impl<R: Read> TextSource<R> {
             has_ended: false,
             damage: None,
         };
-        ImportReader::new(source, tool, true)
+        ImportReader::new(source, tool)
     }
 
     fn read_outcome(&mut self) -> Result<Option<LineOutcome>, TraceError> {
@@ -71,6 +72,14 @@ impl<R: Read + Send> RecordSource for TextSource<R> {
         while !self.has_ended && batch.len() < BATCH_RECORDS {
             match self.read_outcome() {
                 Ok(Some(LineOutcome::Nothing)) => {}
+                Ok(Some(
+                    LineOutcome::Instruction { thread } | LineOutcome::Access { thread, .. },
+                )) if !counts.has_room_for(thread) => {
+                    let error = self
+                        .lines
+                        .line_error(format!("at most {MAX_THREADS} threads"));
+                    (self.has_ended, self.damage) = (true, Some(error));
+                }
                 Ok(Some(LineOutcome::Instruction { thread })) => counts.count_instruction(thread),
                 Ok(Some(LineOutcome::Access {
                     thread,

@@ -7,6 +7,7 @@ use std::num::NonZeroU16;
 use cachemate_core::{BranchLoads, CoreSamples, CoreStretch, InstructionTiming};
 
 use crate::cmt::{u32_at, u64_at};
+use crate::record_type::MAX_THREADS;
 use crate::{AccessRecord, FilePosition, ProcessTotals, ThreadTotals, TraceError, TraceTotals};
 
 const CHUNK_MAGIC: u32 = 0x344b_4d43;
@@ -24,7 +25,6 @@ const NO_THREAD: u32 = u32::MAX;
 /// The address bits from here on contain the process.
 pub(super) const PROCESS_SHIFT: u32 = 48;
 const MAX_PROCESSES: usize = 1 << 16;
-const MAX_THREADS: usize = 1 << 20;
 const MAX_BURSTS: usize = 1 << 20;
 /// Stretches of core timing; if there are twice as many, neighbors merge.
 const CORE_STRETCHES: usize = 64;

@@ -197,8 +197,9 @@ impl Recorder {
             true,
         ) = (recorder_tool, self.needs_own_tool())
         {
-            let reason =
-                format!("parts of a run by time and bursts need cachemate's own tool; {because}");
+            let reason = format!(
+                "parts of a run by time, bursts and children need cachemate's own tool; {because}"
+            );
             return Err(TraceError::Recorder {
                 why: reason,
                 remedy: None,
@@ -292,7 +293,11 @@ impl Recorder {
             }
             RecorderTool::Lackey {
                 reason: because, ..
-            } => Some(lackey_note(because, self.filter.is_some())),
+            } => {
+                let note = lackey_note(because, self.filter.is_some());
+                let full_note = if is_full { FULL_NOTE } else { "" };
+                Some([full_note, &note].join("\n").trim_start().to_string())
+            }
             RecorderTool::Tool { .. } if was_replaced => Some(REPLACED_NOTE.to_string()),
             RecorderTool::Tool { .. } if is_full => Some(FULL_NOTE.to_string()),
             RecorderTool::Tool { .. }
@@ -330,7 +335,10 @@ impl Recorder {
     }
 
     fn needs_own_tool(&self) -> bool {
-        !self.skip_time.is_zero() || self.max_time.is_some() || self.bursts.is_some()
+        !self.skip_time.is_zero()
+            || self.max_time.is_some()
+            || self.bursts.is_some()
+            || self.children == ChildProcesses::Follow
     }
 
     fn build_header(&self, recorder_tool: &RecorderTool) -> TraceHeader {
@@ -345,8 +353,7 @@ impl Recorder {
             page_bytes: rustix::param::page_size() as u32,
             skip_accesses: self.skip_accesses,
             max_accesses: self.max_accesses,
-            process_shift: (is_own_tool && self.children == ChildProcesses::Follow)
-                .then_some(PROCESS_SHIFT),
+            process_shift: (self.children == ChildProcesses::Follow).then_some(PROCESS_SHIFT),
             has_dependences: is_own_tool,
             ..TraceHeader::for_import(&source, true)
         }
@@ -491,10 +498,10 @@ impl Recorder {
         let window_end = self
             .skip_accesses
             .saturating_add(self.max_accesses.unwrap_or(u64::MAX));
-        let mut batch = Vec::new();
+        let (mut batch, mut is_full) = (Vec::new(), false);
         while reader.read_batch(&mut batch)? {
             for record in &batch {
-                if (self.skip_accesses..window_end).contains(&access_count) {
+                if (self.skip_accesses..window_end).contains(&access_count) && !is_full {
                     instructions += record.gap;
                     writer.push(record)?;
                 }
@@ -507,14 +514,15 @@ impl Recorder {
                 bytes: writer.bytes(),
             });
 
-            if self.kill_at_max && access_count >= window_end {
+            is_full |= writer.bytes() >= self.max_bytes;
+            if self.kill_at_max && (is_full || access_count >= window_end) {
                 reader.input_mut().is_stop_requested = true;
             }
         }
 
         // The instructions after the last access belong only to a window that was not truncated.
         let all_instructions = reader.totals().and_then(|totals| totals.instructions);
-        let is_whole_run = access_count <= window_end && self.skip_accesses == 0;
+        let is_whole_run = access_count <= window_end && self.skip_accesses == 0 && !is_full;
         let instructions = if is_whole_run {
             all_instructions
         } else {
@@ -530,8 +538,8 @@ impl Recorder {
         Ok(CaptureSummary {
             totals,
             is_started: access_count > 0,
-            is_max_reached: self.max_accesses.is_some() && access_count >= window_end,
-            is_full: false,
+            is_max_reached: is_full || self.max_accesses.is_some() && access_count >= window_end,
+            is_full,
             has_reached_end: true,
         })
     }

@@ -650,6 +650,62 @@ fn lackey_records_the_same_accesses() {
     assert!(is_near(instructions.0, instructions.1), "{instructions:?}");
 }
 
+/// Are parts of a run that lackey cannot tell apart refused: children, bursts and time?
+#[test]
+fn lackey_refuses_children_bursts_and_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let lackey = RecorderTool::Lackey {
+        valgrind: "valgrind".into(),
+        reason: "a test".into(),
+    };
+    let changes: [fn(&mut Recorder); 3] = [
+        |recorder| recorder.children = ChildProcesses::Follow,
+        |recorder| recorder.skip_time = Duration::from_secs(1),
+        |recorder| {
+            recorder.bursts = Some(BurstSampling {
+                accesses: 1,
+                percent: 1,
+            })
+        },
+    ];
+    for change in changes {
+        let mut recorder = quiet_recorder(split_words("true"), &dir.path().join("a.cmt"));
+        change(&mut recorder);
+        let result = recorder.run_with(&lackey, &AtomicBool::new(false), |_| {});
+        let message = result.unwrap_err().to_string();
+        assert!(message.contains("need cachemate's own tool"), "{message}");
+    }
+}
+
+/// Does a recording by lackey end at its maximum size, and its program too if that is asked for?
+#[test]
+fn a_lackey_recording_keeps_its_maximum_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let lines_path = dir.path().join("lines");
+    std::fs::write(&lines_path, "I 400,3\n L 1ffe80,8\n".repeat(200_000)).unwrap();
+    for kill_at_max in [false, true] {
+        let recorder = Recorder {
+            max_bytes: 1,
+            kill_at_max,
+            ..quiet_recorder(split_words("true"), &dir.path().join("a.cmt"))
+        };
+        let interrupt = AtomicBool::new(false);
+        let child = Command::new("true").spawn().unwrap();
+        let input = File::open(&lines_path).unwrap();
+        let mut fifo = FifoReader::new(input, child, &interrupt, false);
+        let out = BufWriter::new(tempfile::tempfile().unwrap());
+        let header = TraceHeader::for_import("lackey", true);
+        let mut writer = CmtWriter::new(out, "a.cmt", &header, 1).unwrap();
+        let capture = recorder.capture_lackey(&mut fifo, &mut writer, &mut |_| {});
+        let capture = capture.unwrap();
+        assert!(capture.is_full && capture.is_max_reached);
+        let records = writer.records();
+        assert!(records < 100_000, "{records}");
+        assert_eq!(capture.totals.instructions, Some(records));
+        assert_eq!(fifo.is_stop_requested, kill_at_max);
+    }
+}
+
 /// Does a program run to its end around a part limited by time, which contains less than the whole, and around a file
 /// that is full?
 #[test]

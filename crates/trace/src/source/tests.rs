@@ -98,6 +98,41 @@ fn a_thread_without_records_is_rejected_with_the_list() {
     );
 }
 
+/// Does a recording that claims to know its instructions, and has none, give each access one?
+#[test]
+fn a_recording_with_no_instruction_gives_each_access_one() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let header = TraceHeader::for_import("csv", true);
+    let mut writer = CmtWriter::new(file.reopen().unwrap(), "x", &header, 1).unwrap();
+    writer.push_all(&[AccessRecord::default(); 3]).unwrap();
+    writer.finish(TraceTotals::default()).unwrap();
+    let source = CmtSource::open(file.path(), 0, 0, 0).unwrap();
+    assert_eq!(source.instructions_per_round(), 3);
+}
+
+/// Does an access wait for no load if it depends on one further back than a dependence reaches?
+#[test]
+fn a_far_dependence_waits_for_no_load() {
+    let mut records = vec![AccessRecord::default()];
+    records.extend(
+        [AccessRecord {
+            store: true,
+            ..AccessRecord::default()
+        }; 254],
+    );
+    records.push(AccessRecord {
+        dependence: 255,
+        ..AccessRecord::default()
+    });
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let header = TraceHeader::for_import("test", true);
+    let mut writer = CmtWriter::new(file.reopen().unwrap(), "x", &header, 1).unwrap();
+    writer.push_all(&records).unwrap();
+    writer.finish(TraceTotals::default()).unwrap();
+    let mut source = CmtSource::open(file.path(), 0, 0, 0).unwrap();
+    assert!(!first_accesses(&mut source, 256)[255].is_dependent());
+}
+
 /// Is an access dependent if it states the thread's preceding load, whatever stores and other threads lie between, and
 /// otherwise not?
 #[test]

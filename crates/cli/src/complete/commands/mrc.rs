@@ -115,6 +115,7 @@ impl Mrc {
                 "{file}: found a recording in bursts, for which --sample-rate and --by have no curve"
             )));
         }
+        self.check_lines(&trace)?;
         let filter_bytes = drop_filtered_sizes(&mut sizes, trace.header());
         if let Some(filter_bytes) = filter_bytes.filter(|_| self.sizes.is_some()) {
             session.warn(&format!(
@@ -233,12 +234,18 @@ impl Mrc {
             .map(Some)
     }
 
+    fn check_lines(&self, trace: &TraceInput) -> Result<(), UsageError> {
+        let result = trace.header().check_lines(self.line_bytes);
+        result.map_err(|problem| UsageError(format!("{}: {problem}", self.file)))
+    }
+
     fn simulate_ways(&self, session: &Session, ways: u32) -> anyhow::Result<()> {
         check_line_bytes(self.line_bytes).map_err(UsageError)?;
         let Some(SizeList(sizes)) = &self.sizes else {
             return Err(UsageError("--ways: expected --sizes, such as 512K,1M".to_string()).into());
         };
         let trace = TraceInput::open(session, &self.file, &self.trace, "simulating")?;
+        self.check_lines(&trace)?;
         let options = (&sizes[..], self.line_bytes, ways, self.seed);
         let threads = self.threads.map_or_else(cpu_count, usize::from);
         let (result, trace) = self

@@ -22,19 +22,24 @@ use crate::set_means;
 use crate::timed_program::{TimedProgram, TimingBasis};
 use crate::{ForecastResult, failed};
 
-/// Standard deviation of the model's error: a constant number of points, and a share of the slowdown. The mean error
-/// over pairs is 2.9 points at a mean slowdown of 9.3.
-const ERROR_DEVIATION_POINTS: f64 = 0.01;
+/// Standard deviation of the model's error that does not depend on the slowdown: one point. The mean error over pairs is
+/// 2.9 points at a mean slowdown of 9.3.
+const FIXED_ERROR_DEVIATION: f64 = 0.01;
+/// Standard deviation of the rest of the model's error, as a share of the slowdown.
 const ERROR_DEVIATION_SHARE: f64 = 0.38;
 /// Half width of a 90 % interval in standard deviations.
 const NINETY_PERCENT_HALF_WIDTH: f64 = 1.645;
-/// Minimum cycles of a forecast: the start, in which caches fill, and the rest, over which speeds are measured. Both also
-/// last a number of rounds of the longest program, because a part of a round is no mean of it.
+/// Lowest end of an interval: co-runners speed up no program by more.
+const MIN_SLOWDOWN: f64 = -0.02;
+/// Minimum cycles of the start, in which caches fill.
 const MIN_START_CYCLES: f64 = 40e6;
+/// Minimum length of the start in rounds of the longest program.
 const MIN_START_ROUNDS: f64 = 1.0;
-/// Times for which a line stays, where other systems fill the cache.
+/// Minimum length of the start in times for which a line stays, where other systems fill the cache.
 const MIN_START_LIFETIMES: f64 = 1.5;
+/// Minimum cycles over which speeds are measured.
 const MIN_MEASURED_CYCLES: f64 = 100e6;
+/// Minimum rounds of the longest program over which speeds are measured, because a part of a round is no mean of it.
 const MIN_MEASURED_ROUNDS: f64 = 4.0;
 
 /// The rates of a program in one solution.
@@ -193,11 +198,12 @@ fn forecast_beside(
         runs.push(states.iter().map(solve).collect::<ForecastResult<_>>()?);
     }
 
-    // Only their speeds count, not their slowdowns.
     let machine = &states[states.len() / 2];
     let space_deviation = machine
         .last_level_cache()
         .map_or(0.0, set_means::space_deviation);
+    // Of the runs with other space, only the speeds count: their slowdowns are against a program alone that needs other
+    // space as well.
     let run_in_space =
         |factor: f64| solve_with_cache(machine, programs, cpus, draw_count / 2, factor);
     let crowded_runs = run_in_space(1.0 + space_deviation)?;
@@ -382,9 +388,9 @@ pub fn slowdown_with_error(slowdown: f64) -> Estimate {
     with_model_error(slowdown, &[slowdown], [0.0; 2], 0.0)
 }
 
-/// The value with the bounds of the middle 90 % of the draws. The bounds are widened by the model's error, and by the
-/// changes of the slowdown with one deviation more and less space. The error that sampling leaves is one of the
-/// program's cycles.
+/// The value with its 90 % interval. Its ends are the 5th and 95th percentile of `sorted`, or the smallest and largest of
+/// fewer than 20 slowdowns. Added in squares are the model's own error, the sampling error of the program's cycles, and
+/// the changes of the slowdown if the program needs one standard deviation more or less space.
 fn with_model_error(
     value: f64,
     sorted: &[f64],
@@ -393,7 +399,7 @@ fn with_model_error(
 ) -> Estimate {
     let error_share = libm::hypot(ERROR_DEVIATION_SHARE, sampling_error_share);
     let error = NINETY_PERCENT_HALF_WIDTH
-        * libm::hypot(ERROR_DEVIATION_POINTS, error_share * value.max(0.0));
+        * libm::hypot(FIXED_ERROR_DEVIATION, error_share * value.max(0.0));
     let tail_count = sorted.len() / 20;
     let (lower_draw, upper_draw) = (sorted[tail_count], sorted[sorted.len() - 1 - tail_count]);
     let (space_fall, space_rise) = space_changes
@@ -412,7 +418,7 @@ fn with_model_error(
     let low_end = value - total_half_width(value - lower_draw, space_fall);
     Estimate {
         value,
-        low: low_end.max(-0.02).min(value),
+        low: low_end.max(MIN_SLOWDOWN).min(value),
         high: value + total_half_width(upper_draw - value, space_rise),
     }
 }
@@ -446,8 +452,8 @@ fn is_pooled(machine: &MachineSpec) -> bool {
     cache.is_some_and(|cache| cache.pool_bytes.is_some())
 }
 
-/// The machine while its neighbors do little, what is stated, and much: with more traffic they leave a smaller pool. Alone if
-/// they are steady.
+/// The machine with quiet neighbors, as described, and with busy neighbors, which leave a smaller pool; only as described
+/// if the description states no spread.
 fn neighbor_states(machine: &MachineSpec) -> Vec<MachineSpec> {
     let Some(contended) = machine.last_level_cache() else {
         return vec![machine.clone()];
@@ -498,7 +504,8 @@ fn mean_cycles_per_instr(runs: &[RunRates]) -> f64 {
     sum / runs.len() as f64
 }
 
-/// Each program of a group takes a different draw, so that the combinations vary.
+/// Program `index` takes every `index + 1`-th draw in turn, so that the combinations vary. In the last draw all programs
+/// take the same one.
 fn draw_of_member(draw_index: usize, index: usize) -> usize {
     draw_index + index * (draw_index + 1)
 }

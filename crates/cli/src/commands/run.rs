@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::args::JsonArg;
 use crate::exit::{InterruptedError, UsageError};
-use crate::files::refuse_existing;
+use crate::files::check_output_path;
 use crate::session::Session;
 use cachemate_daemon::daemon::report_failures;
 use cachemate_daemon::dry_run::DryRun;
@@ -160,7 +160,7 @@ impl RunArgs {
         };
         host::build_verified_policy(&config)?;
         if let Some(path) = &self.output {
-            refuse_existing(path, self.force)?;
+            check_output_path(path, self.force)?;
         }
         let state_dir = RunStateDir::new()?;
         let host = host::survey_host(false)?;

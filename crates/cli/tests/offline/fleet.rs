@@ -284,6 +284,8 @@ fn requests_of_kube_scheduler_are_answered() {
             "{path} {body}"
         );
     }
+    // The target of a CONNECT has no path.
+    assert_eq!(send_request(&address, "CONNECT", "a:1", "").0, 404);
     // Do the metrics count exactly the answers and refusals above, and no others?
     let (_, page) = send_request(&address, "GET", "/metrics", "");
     for line in [

@@ -17,7 +17,7 @@ use cachemate_report::text::format_size;
 use clap::Args;
 
 use crate::args::{ByteSize, JsonArg};
-use crate::files::{refuse_existing, write_file};
+use crate::files::{check_output_path, write_file};
 use crate::session::Session;
 
 /// Discover this host's page colors by timing, and verify them by a pointer chase
@@ -54,7 +54,7 @@ impl Discover {
             ));
         }
         if let Some(path) = &self.output {
-            refuse_existing(path, self.force)?;
+            check_output_path(path, self.force)?;
         }
         let map = discover_colors(
             session,

@@ -255,7 +255,7 @@ impl Mrc {
         check_line_bytes(self.line_bytes)
             .map_err(|problem| UsageError(format!("--line-bytes: {problem}")))?;
         if let Some(path) = &self.histogram {
-            crate::files::refuse_existing(path, self.force)?;
+            crate::files::check_output_path(path, self.force)?;
         }
         let Some((result, trace)) = self.measure_curve(session)? else {
             return Ok(());

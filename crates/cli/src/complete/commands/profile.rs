@@ -17,7 +17,7 @@ use super::record::{RecordArgs, program_result};
 use crate::args::JsonArg;
 use crate::complete::programs::{ProfiledInput, load_partial};
 use crate::exit::InterruptedError;
-use crate::files::{refuse_existing, write_json};
+use crate::files::{check_output_path, write_json};
 use crate::host_machine::load_machine;
 use crate::session::Session;
 
@@ -116,7 +116,7 @@ impl ProfileArgs {
     /// Rejects an output file that could not be written, before the work rather than after it.
     fn check_output_free(&self, name: &str) -> anyhow::Result<()> {
         match &self.output {
-            Some(path) => refuse_existing(path, self.force),
+            Some(path) => check_output_path(path, self.force),
             None if self.json.json
                 || self
                     .file
@@ -125,7 +125,7 @@ impl ProfileArgs {
             {
                 Ok(())
             }
-            None => refuse_existing(Path::new(&format!("{name}.profile.json")), self.force),
+            None => check_output_path(Path::new(&format!("{name}.profile.json")), self.force),
         }
     }
 

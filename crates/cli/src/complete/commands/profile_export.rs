@@ -14,7 +14,7 @@ use cachemate_trace::{ProfileFile, ProfileSource};
 use clap::Args;
 
 use crate::args::JsonArg;
-use crate::files::{refuse_existing, write_json};
+use crate::files::{check_output_path, write_json};
 use crate::session::Session;
 
 /// Write what the daemon has measured of the programs of services as profile files
@@ -83,7 +83,7 @@ impl ProfileExport {
         if !self.force {
             file_paths
                 .iter()
-                .try_for_each(|path| refuse_existing(path, false))?;
+                .try_for_each(|path| check_output_path(path, false))?;
         }
         let mut table = Table::from_header("service | program | known | file");
         let mut failures = Vec::new();

@@ -62,8 +62,8 @@ pub struct Files {
     pub pagemap_fd: isize,
 }
 
-/// Declares [`AgentCounters`]. The status file has them under these names and in this order, and `turn` once more as its
-/// last line: a reader accepts a file only if both lines agree, because otherwise it was read while it was written.
+/// Declares [`AgentCounters`]. The status file has them under these names and in this order, and `turn` once more as
+/// its last line: a reader accepts a file only if both lines agree, because otherwise it was read while it was written.
 macro_rules! status_counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// Counters of the status file, under these names.

@@ -1,4 +1,5 @@
-//! The extender's HTTP server: the scheduler's two paths, health and metrics, with a limit and a deadline for each request.
+//! The extender's HTTP server: the scheduler's two paths, health and metrics, with a limit and a deadline for each
+//! request.
 
 use std::convert::Infallible;
 use std::io;
@@ -149,7 +150,8 @@ async fn read_body(
     Ok((body.to_bytes(), permit))
 }
 
-/// Parses and answers a request on the runtime's pool for blocking work, so that a large one delays no other connection.
+/// Parses and answers a request on the runtime's pool for blocking work, so that a large one delays no other
+/// connection.
 async fn handle_on_blocking_pool(
     state: Arc<ExtenderState>,
     verb: &'static str,

@@ -62,8 +62,8 @@ const MIN_WINDOW_INSTRUCTIONS: f64 = 1e6;
 pub const PROBE_LEVEL: u32 = 2;
 /// The evidence level while the calibration fails.
 const TOPOLOGY_ONLY: u32 = 3;
-/// Time between the first failed calibration and the next one; each further failure doubles it, because a calibration takes up
-/// to a second of CPU time, and on some hosts none ever succeeds.
+/// Time between the first failed calibration and the next one; each further failure doubles it, because a calibration
+/// takes up to a second of CPU time, and on some hosts none ever succeeds.
 const MIN_CALIBRATION_PERIOD: Duration = Duration::from_secs(120);
 const MAX_CALIBRATION_PERIOD: Duration = Duration::from_secs(3_600);
 
@@ -107,8 +107,9 @@ pub fn survey_host(must_calibrate: bool) -> anyhow::Result<HostSurvey> {
     })
 }
 
-/// Determines the evidence level with a calibrated probe, as `doctor` does, but in at most 32 MiB. The calibration runs in
-/// a separate thread, so that the daemon does not wait for it; a failed one is repeated. The level is 0 until it is known.
+/// Determines the evidence level with a calibrated probe, as `doctor` does, but in at most 32 MiB. The calibration runs
+/// in a separate thread, so that the daemon does not wait for it; a failed one is repeated. The level is 0 until it is
+/// known.
 pub(crate) fn start_calibration(host_survey: &HostSurvey) -> Arc<AtomicU32> {
     let level = Arc::new(AtomicU32::new(0));
     if host_survey.capability_survey.level != PROBE_LEVEL {

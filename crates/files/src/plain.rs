@@ -30,8 +30,8 @@ pub fn open_plain(path: &Path) -> io::Result<File> {
     Err(refusal_error(path, file_kind(&metadata), expected))
 }
 
-/// Opens a pipe that this process has inherited, as `/dev/stdin` or by a shell's `<(COMMAND)` as `/dev/fd/N`; `None` for
-/// every other path. A FIFO of the file system is refused by [`open_plain`], because it may never have a writer.
+/// Opens a pipe that this process has inherited, as `/dev/stdin` or by a shell's `<(COMMAND)` as `/dev/fd/N`; `None`
+/// for every other path. A FIFO of the file system is refused by [`open_plain`], because it may never have a writer.
 ///
 /// # Errors
 /// The error of the file system.

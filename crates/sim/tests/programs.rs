@@ -713,8 +713,8 @@ fn errors_contain_found_and_expected_values() {
     assert_eq!(names.len(), programs().count(), "names are unique");
 }
 
-/// Do both figures come from where those of most programs come from, which the page says once? Its footprint is then the
-/// publication's, as the first table has it.
+/// Do both figures come from where those of most programs come from, which the page says once? Its footprint is then
+/// the publication's, as the first table has it.
 fn has_usual_sources(spec: &KernelSpec) -> bool {
     let published_mb = spec
         .footprint_source

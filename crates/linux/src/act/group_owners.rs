@@ -9,8 +9,8 @@
 //! and the replies on the private socket name a sender that zbus rejects.) A container runtime is asked on the
 //! connection of its plugin ([`crate::nri`]).
 //!
-//! An owner's refusal becomes an error with the owner's text, and the file stays as it is; every exchange has a timeout.
-//! A restore writes the file itself if the owner does not answer.
+//! An owner's refusal becomes an error with the owner's text, and the file stays as it is; every exchange has a
+//! timeout. A restore writes the file itself if the owner does not answer.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -250,7 +250,8 @@ mod tests {
         (actuator, refused)
     }
 
-    /// Does systemd set the CPUs of its unit, although it has given the unit no cpuset before, and take them back at the end?
+    /// Does systemd set the CPUs of its unit, although it has given the unit no cpuset before, and take them back at
+    /// the end?
     #[test]
     fn systemd_sets_and_restores_the_cpus_of_its_units() {
         let (dir, host) = systemd_host(OBEDIENT);

@@ -283,12 +283,12 @@ fn check_page_colors(topology: &Topology) -> CapabilityCheck {
     )
 }
 
-/// Largest cache for which [`can_probe`] calibrates. Its buffer has half that size, and a sixteenth for the order of its
-/// lines, so a daemon stays small although the hosts of virtual machines have caches of hundreds of megabytes.
+/// Largest cache for which [`can_probe`] calibrates. Its buffer has half that size, and a sixteenth for the order of
+/// its lines, so a daemon stays small although the hosts of virtual machines have caches of hundreds of megabytes.
 const MAX_CALIBRATED_CACHE_BYTES: u64 = 32 << 20;
 
-/// Whether the intensity probe can tell a hit from a miss on this host. Unlike the survey's calibration, this does not find
-/// the size of the buffer that fits the cache.
+/// Whether the intensity probe can tell a hit from a miss on this host. Unlike the survey's calibration, this does not
+/// find the size of the buffer that fits the cache.
 pub fn can_probe(topology: &Topology) -> bool {
     let bounded_size = |cache: &Cache| {
         cache
@@ -406,7 +406,8 @@ fn check_weights(kernel: &dyn Kernel) -> CapabilityCheck {
     let nice_line = limits
         .lines()
         .find(|line| line.starts_with("Max nice priority"));
-    // setpriority(2): a limit of 20 allows nice values down to 0, which an idle task needs to become a normal one again.
+    // setpriority(2): a limit of 20 allows nice values down to 0, which an idle task needs to become a normal one
+    // again.
     let nice_limit =
         nice_line.and_then(|line| line.split_ascii_whitespace().nth(3)?.parse::<u32>().ok());
     let may_raise_priority = is_root || nice_limit.is_some_and(|limit| limit >= 20);

@@ -116,8 +116,8 @@ pub struct ThreadUsage {
     pub slices: Option<u64>,
     /// Page faults, both with and without disk access.
     pub faults: u64,
-    /// Read and write calls, counted only without a better measure of speed; `None` if they are not counted, or the thread
-    /// was runnable for little of the time.
+    /// Read and write calls, counted only without a better measure of speed; `None` if they are not counted, or the
+    /// thread was runnable for little of the time.
     pub calls: Option<u64>,
 }
 
@@ -497,9 +497,9 @@ impl TaskTable {
         ran_ns.is_some_and(|ran_ns| ran_ns < self.elapsed_ns / HARDLY_RUNS_DIVISOR)
     }
 
-    /// Reads the properties that rules test, and decides about the process, which has run for `ran_ns` so far. A reused pid
-    /// has a new leader and is examined again. Returns false if a property cannot be read: the next refresh tries again,
-    /// because a rule with the action "ignore" must not be missed.
+    /// Reads the properties that rules test, and decides about the process, which has run for `ran_ns` so far. A reused
+    /// pid has a new leader and is examined again. Returns false if a property cannot be read: the next refresh tries
+    /// again, because a rule with the action "ignore" must not be missed.
     fn examine(&mut self, reader: &PropertyReader<'_>, pid: i32, ran_ns: Option<u64>) -> bool {
         let is_single = self.births.has_one_thread(pid);
         let stat_result = if is_single {
@@ -741,8 +741,8 @@ impl TaskTable {
             || self.idle_threads.contains(thread)
     }
 
-    /// Unmanaged processes that the last refresh found for the first time: if they descend from a managed one, the settings
-    /// that they inherited are ours.
+    /// Unmanaged processes that the last refresh found for the first time: if they descend from a managed one, the
+    /// settings that they inherited are ours.
     pub fn new_unmanaged_pids(&self) -> &[i32] {
         &self.new_unmanaged_pids
     }

@@ -152,8 +152,8 @@ mod tests {
         );
     }
 
-    /// Are points of a phase found in a later phase of the same kind, and never in another phase? Do fewer windows never
-    /// replace more?
+    /// Are points of a phase found in a later phase of the same kind, and never in another phase? Do fewer windows
+    /// never replace more?
     #[test]
     fn points_are_found_only_in_phases_of_the_same_kind() {
         let (task, mut sizes) = (TaskId(1), MeasuredSizes::default());

@@ -47,8 +47,8 @@ impl TaskPerformance {
     }
 }
 
-/// Largest number of damped rounds. Each at best halves the distance between the assumed and the composed speeds, so after
-/// six a few percent of a co-runner's loss are left; curves are known no better.
+/// Largest number of damped rounds. Each at best halves the distance between the assumed and the composed speeds, so
+/// after six a few percent of a co-runner's loss are left; curves are known no better.
 const CO_RUN_ROUNDS: usize = 6;
 /// Performances have converged if they change by less than this: curves are known to a few percent only.
 const CONVERGENCE_TOLERANCE: f64 = 1e-5;

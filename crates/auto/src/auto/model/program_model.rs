@@ -320,8 +320,8 @@ impl ProgramModel {
     }
 
     /// Moves a point of the profile's curve to the count, which lies outside of the curve's range, because the log does
-    /// not contain all fetches. The missing ones are the same with any space, or in proportion to the others: the mean of
-    /// the two is taken, and they widen the error.
+    /// not contain all fetches. The missing ones are the same with any space, or in proportion to the others: the mean
+    /// of the two is taken, and they widen the error.
     fn add_unlogged_misses(&mut self, logged: f64, count: f64) {
         let (factor, addend) = (
             count / logged.max(NEGLIGIBLE_MISSES_PER_INSTR),
@@ -377,9 +377,10 @@ impl ProgramModel {
 
     /// Moves the curve through misses that were counted with partitions of these sizes, in rising order.
     ///
-    /// Next to a counted size, the curve keeps its difference from the count. Beyond the largest one, it keeps either that
-    /// difference or that factor: the mean of the two is taken, and they widen the error. As curves fall, counts bound
-    /// the curve and its errors. Most curves are convex, so between two counts only the larger size's bounds the error.
+    /// Next to a counted size, the curve keeps its difference from the count. Beyond the largest one, it keeps either
+    /// that difference or that factor: the mean of the two is taken, and they widen the error. As curves fall, counts
+    /// bound the curve and its errors. Most curves are convex, so between two counts only the larger size's bounds the
+    /// error.
     pub fn pass_through(&mut self, counts: &[CountedSize]) {
         if counts.is_empty() {
             return;
@@ -462,9 +463,10 @@ impl ProgramModel {
     /// Shifts the curve toward the misses measured at a composed occupancy, where the log was too short to reach.
     ///
     /// All points up to the next counted sizes move by the same share of their errors, but by no more than the count
-    /// differs from the curve. Each access has one reuse distance: if it misses contrary to the curve with one size, the
-    /// curve is wrong by at most that access with any other. If the count is above the curve, points of less space rise
-    /// only to the count, which bounds them from below: a stream, whose log ends early, misses as often with any space.
+    /// differs from the curve. Each access has one reuse distance: if it misses contrary to the curve with one size,
+    /// the curve is wrong by at most that access with any other. If the count is above the curve, points of less space
+    /// rise only to the count, which bounds them from below: a stream, whose log ends early, misses as often with any
+    /// space.
     pub fn shift_within_error(&mut self, composed_bytes: f64, misses: f64) {
         let misses_deviation = misses - self.misses_at(composed_bytes);
         let error_on_side = |error: &ErrorBounds| {

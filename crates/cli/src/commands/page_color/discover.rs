@@ -22,9 +22,9 @@ use crate::session::Session;
 
 /// Discover this host's page colors by timing, and verify them by a pointer chase
 ///
-/// Takes some seconds, at most --timeout. The result is accepted only if there are as many classes as the cache has colors,
-/// and if a chase over one class slows down at that color's share of the cache. On a busy host the command fails with the
-/// reason.
+/// Takes some seconds, at most --timeout. The result is accepted only if there are as many classes as the cache has
+/// colors, and if a chase over one class slows down at that color's share of the cache. On a busy host the command
+/// fails with the reason.
 #[derive(Args)]
 pub struct Discover {
     /// Write the map (docs/colors.md) to this file

@@ -159,8 +159,8 @@ impl FleetArgs {
         })
     }
 
-    /// Runs the parts of the fleet, or takes them from the store, and merges them. A shard runs its parts only, and has no
-    /// result.
+    /// Runs the parts of the fleet, or takes them from the store, and merges them. A shard runs its parts only, and has
+    /// no result.
     fn run_stored(
         &self,
         session: &Session,

@@ -31,9 +31,9 @@ use crate::session::Session;
 
 /// Print the miss-rate curve of a trace: the misses of a cache of each size
 ///
-/// The caches are fully associative LRU caches, unless --ways is given. The curve is exact, unless --sample-rate is given or the trace was recorded
-/// in bursts; sizes below a recorder's first-level filter have no points. Misses per thousand instructions (MPKI) are
-/// printed if the trace has instruction counts.
+/// The caches are fully associative LRU caches, unless --ways is given. The curve is exact, unless --sample-rate is
+/// given or the trace was recorded in bursts; sizes below a recorder's first-level filter have no points. Misses per
+/// thousand instructions (MPKI) are printed if the trace has instruction counts.
 #[derive(Args)]
 pub struct Mrc {
     /// The trace; - is standard input

@@ -23,9 +23,9 @@ use crate::session::Session;
 
 /// Profile a recording or a running program: write a profile file and draw the miss-rate curve
 ///
-/// FILE is a recording, a profile file (which is only shown) or the name of a bundled recording. The profile is written to
-/// NAME.profile.json or to the file given by -o; --json prints it instead. With -- CMD, standard output and the exit code are
-/// those of the program: the summary, or with --json and without -o the profile, goes to standard error.
+/// FILE is a recording, a profile file (which is only shown) or the name of a bundled recording. The profile is written
+/// to NAME.profile.json or to the file given by -o; --json prints it instead. With -- CMD, standard output and the exit
+/// code are those of the program: the summary, or with --json and without -o the profile, goes to standard error.
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct ProfileArgs {

@@ -12,7 +12,8 @@ use crate::session::Session;
 
 /// Write an HTML report: curves, classes, mutual slowdowns, and the plan with its reasons
 ///
-/// The page is one file that loads nothing. A program is a profile file, a recording, or the name of a bundled recording.
+/// The page is one file that loads nothing. A program is a profile file, a recording, or the name of a bundled
+/// recording.
 #[derive(Args)]
 pub struct ReportArgs {
     #[command(flatten)]

@@ -157,8 +157,8 @@ fn a_counted_size_separates_the_errors_on_its_two_sides() {
     }
 }
 
-/// Where the log did not reach, so that the curve's error is large, does a count within the log's reach move the curve by
-/// no more than it differs?
+/// Where the log did not reach, so that the curve's error is large, does a count within the log's reach move the curve
+/// by no more than it differs?
 #[test]
 fn a_count_moves_no_point_by_more_than_its_difference() {
     let mut program = program_fixture(|bytes| 0.02 * (1.0 - 0.9 * bytes / CACHE));

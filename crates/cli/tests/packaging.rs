@@ -11,9 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::not_shown::report_unchecked;
-use common::{
-    ChildGuard, MANAGE, acting_config, command, run, run_by, run_with_umask, start_sleeper, stop,
-};
+use common::{ChildGuard, MANAGE, acting_config, run, run_by, run_with_umask, start_sleeper, stop};
 use managed::{PATIENCE, is_reached_within, send_signal, signals};
 
 /// Maximum exposure of the unit by systemd's score, in tenths; 0 is best, 100 worst.

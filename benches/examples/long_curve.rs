@@ -1,6 +1,6 @@
-//! The exact curve of a stream that is longer than any file: each thread generates the ranges that it measures, with a cap
-//! on the lines. One thread measures the whole stream in one pass. Prints speed, CPU time, peak memory, and a digest of all
-//! distances, which must not depend on the number of threads.
+//! The exact curve of a stream that is longer than any file: each thread generates the ranges that it measures, with a
+//! cap on the lines. One thread measures the whole stream in one pass. Prints speed, CPU time, peak memory, and a
+//! digest of all distances, which must not depend on the number of threads.
 //!
 //! `cargo run --release -p cachemate-bench --example long_curve -- ACCESSES CAP_LINES THREADS`
 
@@ -71,8 +71,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The line of an access. Half of the accesses go to 32 Ki lines, three eighths to 512 Ki lines, and the rest to lines that
-/// never return, as those of a log do.
+/// The line of an access. Half of the accesses go to 32 Ki lines, three eighths to 512 Ki lines, and the rest to lines
+/// that never return, as those of a log do.
 fn line_of(index: u64) -> u64 {
     let bits = SplitMix64::new(index).next_u64();
     match bits >> 61 {

@@ -105,8 +105,8 @@ fn run_stream(lines: usize, progress: &ProgressCounter) {
     }
 }
 
-/// Increments counters on 2 000 pages in two threads, `target_count` times each, or until stopped. Returns an error if an
-/// addition was lost. Only this load ends by itself.
+/// Increments counters on 2 000 pages in two threads, `target_count` times each, or until stopped. Returns an error if
+/// an addition was lost. Only this load ends by itself.
 fn run_counters(target_count: u64, stop: &AtomicBool) -> anyhow::Result<()> {
     const PAGES: usize = 2_000;
     const CHECK_INTERVAL: u64 = 1 << 16;

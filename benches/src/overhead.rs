@@ -96,7 +96,8 @@ fn measure_cpu_share(host: &BenchHost, has_page: bool) -> anyhow::Result<Option<
         .map(|(after_ns, before_ns)| after_ns.saturating_sub(before_ns) as f64 / 1e9 / seconds))
 }
 
-/// Compares three daemons that observe the same programs: without a dashboard, with an unviewed one, and with a viewed one.
+/// Compares three daemons that observe the same programs: without a dashboard, with an unviewed one, and with a viewed
+/// one.
 fn dashboard_row(host: &BenchHost) -> anyhow::Result<BenchRow> {
     let title = format!(
         "daemon's share of a CPU observing {TASK_COUNT} tasks: with a page that {VIEWER_COUNT} look at"

@@ -14,8 +14,8 @@ use std::{env, fs};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use sha2::{Digest, Sha256};
 
-/// Crates whose sources do not affect stored runs: a run's key contains the machine by value or the digest of all built-in
-/// machines, and the others draw, write or read files.
+/// Crates whose sources do not affect stored runs: a run's key contains the machine by value or the digest of all
+/// built-in machines, and the others draw, write or read files.
 const WITHOUT_INFLUENCE: [&str; 3] = ["cachemate-spec", "cachemate-report", "cachemate-files"];
 /// Modules of this crate that store runs or describe results, but simulate nothing. `recordings` counts only for runs
 /// of recorded programs.

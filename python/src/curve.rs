@@ -109,7 +109,8 @@ impl Curve {
         self.per_point(py, |point| point.mpki)
     }
 
-    /// Half the width of the 95 % interval of `misses_per_access`; `None` if the curve is exact or samples too few lines.
+    /// Half the width of the 95 % interval of `misses_per_access`; `None` if the curve is exact or samples too few
+    /// lines.
     #[getter]
     fn errors<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyArray1<f64>>> {
         self.per_point(py, |point| point.miss_ratio_error)

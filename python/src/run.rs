@@ -252,9 +252,9 @@ fn follow(
     }
 }
 
-/// Runs a scenario on the simulated machine. `policy` is a callable that takes a dictionary of `topology`, `capabilities`,
-/// `observation`, `profiles` and `previous_plan` and returns a plan, which is checked like any other. Without it, the policy
-/// of the scenario decides.
+/// Runs a scenario on the simulated machine. `policy` is a callable that takes a dictionary of `topology`,
+/// `capabilities`, `observation`, `profiles` and `previous_plan` and returns a plan, which is checked like any other.
+/// Without it, the policy of the scenario decides.
 #[pyfunction]
 #[pyo3(signature = (scenario, *, policy = None, seed = None, log = None, force = false))]
 pub fn simulate<'py>(

@@ -2,9 +2,9 @@
 //!
 //! Problem: a page that repeats a limit still states it after the code has changed. Method: a comment behind the number
 //! names its source, which is evaluated and compared: `4 MiB <!-- crates/trace/src/cmt/mod.rs HEADER_JSON_LIMIT -->` a
-//! constant, and `<!-- docs/results/index.md all pages: full runs met -->` a cell of a table. Properties: units of size,
-//! time and share are converted; a source that is missing or no number is reported, so that a renamed constant does not
-//! detach its statements.
+//! constant, and `<!-- docs/results/index.md all pages: full runs met -->` a cell of a table. Properties: units of
+//! size, time and share are converted; a source that is missing or no number is reported, so that a renamed constant
+//! does not detach its statements.
 
 use crate::source_tree::{Complaint, SourceFile, SourceTree};
 

@@ -19,10 +19,11 @@ const ACCESSES: &[&str] = &[
     "fs::write(",
     ".exists()",
 ];
-/// Calls that remove a path. A path that came from listing a directory must not be removed by them, unless the directory has
-/// a marker of ours and the file is reached through its descriptor (`TrustedDir::remove`).
+/// Calls that remove a path. A path that came from listing a directory must not be removed by them, unless the
+/// directory has a marker of ours and the file is reached through its descriptor (`TrustedDir::remove`).
 const REMOVALS: &[&str] = &["fs::remove_file", "fs::remove_dir(", "fs::remove_dir_all"];
-/// Files that may remove paths themselves, each with the path that it removes. None of them lists a directory to find it.
+/// Files that may remove paths themselves, each with the path that it removes. None of them lists a directory to find
+/// it.
 const REMOVING_FILES: &[(&str, &str)] = &[
     ("crates/linux/src/kernel.rs", "a control group of ours"),
     (

@@ -1,8 +1,8 @@
 //! Prints the constants of the policy `auto` and of the verifier as a table: name, value, and meaning with its
 //! source.
 //!
-//! Problem: a constant that no page lists can be tuned unnoticed. Method: every constant outside of tests is read
-//! from the sources, with the comment above it, which constants that follow at once share. Properties: the table is derived
+//! Problem: a constant that no page lists can be tuned unnoticed. Method: every constant outside of tests is read from
+//! the sources, with the comment above it, which constants that follow at once share. Properties: the table is derived
 //! from the code, so it cannot disagree with the code; a constant without a comment is an error.
 
 use std::path::Path;

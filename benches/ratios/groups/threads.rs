@@ -1,6 +1,6 @@
-//! Exact stack distances on two threads against one, by the wall clock, which needs two free cores to be meaningful; and
-//! in 2, 4 and 16 segments on one thread against one pass, by CPU time: the work efficiency that as many threads would
-//! have.
+//! Exact stack distances on two threads against one, by the wall clock, which needs two free cores to be meaningful;
+//! and in 2, 4 and 16 segments on one thread against one pass, by CPU time: the work efficiency that as many threads
+//! would have.
 
 use super::stack::{exact_histogram, fingerprint};
 use super::{BenchGroup, Options};

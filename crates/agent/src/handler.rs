@@ -46,6 +46,8 @@ const COUNT_TIME_DIVISOR: u64 = 50;
 /// happens.
 const MIN_SCAN_PERIOD_NS: u64 = 20_000_000;
 const MAX_SCAN_PERIOD_NS: u64 = 500_000_000;
+/// Maximum number of attempts to return a page, so that a range that never settles does not stop the handler for good.
+const MAX_RESTORE_ATTEMPTS: u32 = 1_000_000;
 
 /// Descriptors that the handler uses; negative if not open.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +62,9 @@ pub struct Files {
     pub pagemap_fd: isize,
 }
 
-macro_rules! account {
+/// Declares [`AgentCounters`]. The status file has them under these names and in this order, and `turn` once more as
+/// its last line: a reader accepts a file only if both lines agree, because otherwise it was read while it was written.
+macro_rules! status_counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// Counters of the status file, under these names.
         #[derive(Clone, Copy, Default, Debug)]
@@ -71,7 +75,7 @@ macro_rules! account {
         }
     };
 }
-account!(
+status_counters!(
     /// Ticks of [`TICK_MS`] or more in which the handler ran.
     turn,
     /// Allowed colors, one bit each.
@@ -176,8 +180,9 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// A handler with these resources. `region` has one page for each entry of `slot_links`; each frame that may be held takes two of them. The mask, and whether all pages move,
-    /// are initial values. `own_start` and `own_bytes` are the address and the size of the agent's own mapping.
+    /// A handler with these resources. `region` has one page for each entry of `slot_links`; a frame that may be held
+    /// takes two of them. `mask` and `must_move_all` (whether resident pages move, too) are in force until the first
+    /// target is read; `own_start` and `own_bytes` are the agent's own mapping.
     pub fn new(
         files: Files,
         reference_set: ReferenceSet,
@@ -263,7 +268,8 @@ impl Agent {
         }
         self.files.pagemap_fd = sys::open(c"/proc/self/pagemap", 0);
         // The half to which pages are moved must be a range whose missing pages the agent handles.
-        let (half_slots, start) = (u64::from(self.frame_pool.half_slots()), self.region as u64);
+        let half_slots = u64::from(self.frame_pool.half_slots());
+        let start = self.region as u64;
         if fault::register_range(
             self.files.fault_fd,
             start + half_slots * PAGE,
@@ -295,7 +301,7 @@ impl Agent {
         let mut messages = [[0u64; 4]; 16];
         let read_bytes = sys::read(self.files.fault_fd, &mut messages);
         if read_bytes < 0 {
-            return read_bytes == sys::EAGAIN || read_bytes == -4;
+            return read_bytes == sys::EAGAIN || read_bytes == sys::EINTR;
         }
 
         for message in &messages[..read_bytes as usize / 32] {
@@ -394,32 +400,28 @@ impl Agent {
     /// that wait for the page always continue. Returns whether the page got a frame of the pool.
     fn supply_page(&mut self, page: u64) -> bool {
         let mask = self.counters.mask;
-        let mut slot_and_color = self.frame_pool.take_allowed(mask);
-        if slot_and_color.is_none() && self.fetch_frames(READY_FRAMES / 4, MAX_FAULT_FRAMES) {
-            slot_and_color = self.frame_pool.take_allowed(mask);
+        let mut allowed = self.frame_pool.take_allowed(mask);
+        if allowed.is_none() && self.fetch_frames(READY_FRAMES / 4, MAX_FAULT_FRAMES) {
+            allowed = self.frame_pool.take_allowed(mask);
         }
-        let mut is_fallback = false;
-        if slot_and_color.is_none() {
-            is_fallback = true;
-            slot_and_color = self.frame_pool.take_any().map(|slot| (slot, u32::MAX));
-        }
+        // A slot with a frame, and the list to which it returns if the page cannot have the frame.
+        let supply = match allowed {
+            Some((slot, color)) => Some((slot, FreeList::Color(color))),
+            None => self
+                .frame_pool
+                .take_any()
+                .map(|slot| (slot, FreeList::Unknown)),
+        };
 
-        if let Some((slot, color)) = slot_and_color {
+        if let Some((slot, free_list)) = supply {
             let move_status =
                 fault::move_page(self.files.fault_fd, self.slot_address(slot) as u64, page);
             if move_status >= 0 {
                 self.release_slot(slot);
-                self.counters.fallback_frames += u64::from(is_fallback);
+                self.counters.fallback_frames += u64::from(allowed.is_none());
                 return true;
             }
-            self.frame_pool.push(
-                if color == u32::MAX {
-                    FreeList::Unknown
-                } else {
-                    FreeList::Color(color)
-                },
-                slot,
-            );
+            self.frame_pool.push(free_list, slot);
             if matches!(
                 move_status,
                 sys::EEXIST | sys::EAGAIN | sys::ENOENT | sys::ESRCH
@@ -461,7 +463,7 @@ impl Agent {
         }
 
         if now_ns >= self.next_scan_ns
-            || (handshake::is_ending() && !self.residency_scan.is_running)
+            || (handshake::is_count_requested() && !self.residency_scan.is_running)
         {
             self.register_new_ranges();
             self.scan_period_ns = (2 * self.scan_period_ns).min(MAX_SCAN_PERIOD_NS);
@@ -469,7 +471,7 @@ impl Agent {
         }
 
         if !self.residency_scan.is_running
-            && (now_ns >= self.next_pass_ns || handshake::is_ending())
+            && (now_ns >= self.next_pass_ns || handshake::is_count_requested())
         {
             self.residency_scan = ResidencyScan {
                 is_running: true,
@@ -493,16 +495,14 @@ impl Agent {
     fn apply_target(&mut self, now_ns: u64) {
         let mut text = [0u8; TARGET_BYTES];
         let read_bytes = sys::read_at(self.files.target_fd, &mut text, 0);
-        let all_colors_mask = if self.reference_set.colors() == 64 {
-            u64::MAX
-        } else {
-            (1 << self.reference_set.colors()) - 1
-        };
-        let Some((mask, must_move_all)) = parse_target(&text).filter(|_| read_bytes > 0) else {
+        if read_bytes <= 0 {
+            return;
+        }
+        let Some((mask, must_move_all)) = parse_target(&text) else {
             return;
         };
 
-        let mask = mask & all_colors_mask;
+        let mask = mask & (u64::MAX >> (64 - self.reference_set.colors()));
         if mask != 0 && (mask, must_move_all) != (self.counters.mask, self.must_move_all) {
             self.must_move_all = must_move_all;
             self.counters.mask = mask;
@@ -573,12 +573,15 @@ impl Agent {
         for index in 0..entry_count {
             let page = first_page + index as u64 * PAGE;
             self.residency_scan.page = page + PAGE;
-            // Bit 61: a page of a file, or a shared one, which the agent does not manage.
-            let Some(frame) = parse_frame(self.pagemap_entries[index])
-                .filter(|_| self.pagemap_entries[index] >> 61 & 1 == 0)
-            else {
+            let entry = self.pagemap_entries[index];
+            // A page of a file, or a shared one: the agent does not manage it.
+            let is_foreign = entry >> 61 & 1 == 1;
+            let Some(frame) = parse_frame(entry) else {
                 continue;
             };
+            if is_foreign {
+                continue;
+            }
             let known_color = self.recorded_color(frame);
             if known_color.is_some_and(|color| self.counters.mask >> color & 1 == 1) {
                 self.residency_scan.allowed_pages += 1;
@@ -587,7 +590,7 @@ impl Agent {
 
             let is_moved = range.is_writable
                 && self.must_move_all
-                && !handshake::is_ending()
+                && !handshake::is_count_requested()
                 && self.recolor(page);
             if is_moved {
                 self.residency_scan.allowed_pages += 1;
@@ -618,11 +621,11 @@ impl Agent {
         self.next_pass_ns =
             now_ns + MIN_COUNT_PERIOD_NS.max(self.residency_scan.spent_ns * COUNT_TIME_DIVISOR);
         self.residency_scan = ResidencyScan::default();
-        if handshake::is_ending() {
-            // At the start, the program's first pages move immediately.
+        if handshake::is_count_requested() {
+            // No page moves during a requested count. At the program's start, its first pages move right after it.
             self.next_pass_ns = now_ns;
             self.write_status();
-            handshake::finish_final_count();
+            handshake::finish_requested_count();
         }
     }
 
@@ -652,10 +655,8 @@ impl Agent {
             self.frame_pool.push(FreeList::Color(color), fresh_slot);
             return false;
         };
-        let (fresh_page, parked_page) = (
-            self.slot_address(fresh_slot),
-            self.slot_address(in_flight_slot),
-        );
+        let fresh_page = self.slot_address(fresh_slot);
+        let parked_page = self.slot_address(in_flight_slot);
         let move_start_ns = sys::now_ns();
         if fault::move_page(self.files.fault_fd, page, parked_page as u64) < 0 {
             self.counters.busy_pages += 1;
@@ -695,9 +696,9 @@ impl Agent {
     }
 
     /// Moves the copy in; if this fails, retries after an event, copies the page, or wakes the waiting thread. Returns
-    /// whether the copy was moved in.
+    /// whether the copy was moved in; a page that could not be restored counts in `lost_pages`.
     fn restore_page(&mut self, copy: u64, original: u64) -> bool {
-        for _ in 0..1_000_000 {
+        for _ in 0..MAX_RESTORE_ATTEMPTS {
             let Some(in_flight_page) = self.in_flight.filter(|page_out| !page_out.is_dropped)
             else {
                 self.in_flight = None;
@@ -756,7 +757,8 @@ impl Agent {
 
     fn write_status(&mut self) {
         self.counters.held_frames = u64::from(self.frame_pool.held_count());
-        let (mut position, mut digit_buffer) = (0, [0u8; 20]);
+        let mut position = 0;
+        let mut digit_buffer = [0u8; 20];
         let turn = [("turn", self.counters.turn)];
         for (name, value) in self.counters.lines().iter().chain(&turn) {
             let digits = sys::decimal_digits(*value, &mut digit_buffer);

@@ -7,8 +7,8 @@
 //!                          only), and a newline
 //! BASE/PID/status          its agent's counters: lines of `name number`, the first and the last one equal
 //! ```
-//! `wanted` has a fixed width, so that one write replaces it whole and the restore journal can restore it like any control
-//! file. Everything else is written by one side only.
+//! `wanted` has a fixed width, so that one write replaces it whole and the restore journal can restore it like any
+//! control file. Everything else is written by one side only.
 
 /// Size of a page in bytes; a host with another page size is rejected when colors are discovered.
 pub const PAGE_BYTES: usize = 4096;

@@ -8,7 +8,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use crate::handler::{Agent, Files};
-use crate::handshake::{is_ending, release, request_final_count, try_acquire};
+use crate::handshake::{is_count_requested, release, request_count, try_acquire};
 use crate::layout::{
     DIR_VARIABLE, HOLD_VARIABLE, MASK_VARIABLE, PAGE_BYTES, ReferenceSetHeader, format_target,
     parse_target,
@@ -365,7 +365,7 @@ pub extern "C" fn on_load() {
     let _ = start_handler();
     if is_served_process() {
         // The heap has just grown; its new part is registered before the program touches it.
-        request_final_count();
+        request_count();
         wait_for_count(2_000);
     }
 }
@@ -373,14 +373,14 @@ pub extern "C" fn on_load() {
 /// Destructor, called after `main`: requests a final count of resident pages.
 pub extern "C" fn on_unload() {
     if is_served_process() {
-        request_final_count();
+        request_count();
         wait_for_count(250);
     }
 }
 
 fn wait_for_count(max_wait_ms: u32) {
     for _ in 0..max_wait_ms {
-        if !is_ending() || !is_served_process() {
+        if !is_count_requested() || !is_served_process() {
             return;
         }
         let interval = [0u64, 1_000_000];

@@ -28,6 +28,8 @@ pub(crate) const CLOSE_RANGE: usize = 436;
 
 /// Result of [`call`]: nothing to read now, or the memory layout is being changed.
 pub const EAGAIN: isize = -11;
+/// Result of [`call`]: a signal arrived first.
+pub const EINTR: isize = -4;
 /// Result of [`call`]: the page is in use elsewhere (pinned, or shared with a child).
 pub const EBUSY: isize = -16;
 /// Result of [`call`]: the page is already present.

@@ -105,9 +105,9 @@ unsafe fn reload_each(
 }
 
 /// Decides by Wald's sequential test whether reloads are slow, because a single reload may mislead. Replacement that is
-/// not LRU sometimes keeps a line that should be evicted (measured: slow in 70 to 75 of 100 cases in which it should be). A
-/// neighbor on the same core evicts a line that should stay in 1 to 5 of 100. So one slow reload weighs as much as
-/// three fast ones.
+/// not LRU sometimes keeps a line that should be evicted (measured: slow in 70 to 75 of 100 cases in which it should
+/// be). A neighbor on the same core evicts a line that should stay in 1 to 5 of 100. So one slow reload weighs as much
+/// as three fast ones.
 pub fn is_slow(mut is_reload_slow: impl FnMut() -> bool) -> bool {
     const MAX_TESTS: u32 = 24;
     let mut score = 0;

@@ -83,8 +83,8 @@ fn locations(text: &str) -> impl Iterator<Item = &str> {
     text.rmatch_indices(": ").map(|(end, _)| &text[..end])
 }
 
-/// The system's errors in a text: the place of each, its text as the standard library writes it, and its number. A text in
-/// which the number does not belong to the words before it is none.
+/// The system's errors in a text: the place of each, its text as the standard library writes it, and its number. A text
+/// in which the number does not belong to the words before it is none.
 fn os_errors(text: &str) -> impl Iterator<Item = (usize, String, i32)> {
     const MARK: &str = " (os error ";
     text.match_indices(MARK).filter_map(move |(place, _)| {
@@ -155,8 +155,8 @@ pub fn print_usage(mut error: clap::Error) -> ExitCode {
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
-/// Replaces clap's tips about `--`. A program to run belongs behind it, which clap does not say; a mistyped option never does,
-/// although clap suggests it.
+/// Replaces clap's tips about `--`. A program to run belongs behind it, which clap does not say; a mistyped option
+/// never does, although clap suggests it.
 fn correct_tips(error: &mut clap::Error) {
     let text_of = |value: Option<&ContextValue>| value.map_or(String::new(), ToString::to_string);
     let argument = text_of(error.get(ContextKind::InvalidArg));

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -17,12 +18,14 @@ pub struct OutputFile {
 }
 
 impl OutputFile {
+    /// Begins a file of this path; an existing one stays as it is until the new one is complete.
     pub fn create(path: &Path, force: bool) -> anyhow::Result<Self> {
-        refuse_existing(path, force)?;
-        let dir = parent_dir(path);
+        check_output_path(path, force)?;
+        // Without a mode, a temporary file would stay private after its renaming.
         let file = tempfile::Builder::new()
             .prefix(".cachemate-")
-            .tempfile_in(dir)
+            .permissions(fs::Permissions::from_mode(cachemate_files::OUTPUT_MODE))
+            .tempfile_in(parent_dir(path))
             .with_context(|| format!("{}: cannot write here", path.display()))?;
         Ok(OutputFile {
             path: path.to_path_buf(),
@@ -31,6 +34,7 @@ impl OutputFile {
         })
     }
 
+    /// The file under its temporary name, to be written.
     pub fn file(&mut self) -> &mut File {
         self.file.as_file_mut()
     }
@@ -49,26 +53,13 @@ impl OutputFile {
         persisted
             .map_err(|error| error.error)
             .with_context(|| format!("{name}: cannot be renamed into place"))?;
-        // Temporary files are private, whereas the result gets ordinary permissions.
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            let mode = 0o666 & !umask();
-            let _ = fs::set_permissions(&self.path, fs::Permissions::from_mode(mode));
-        }
         Ok(())
     }
 }
 
-/// Returns the umask of the process, which can be read only by setting it.
-fn umask() -> u32 {
-    let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    rustix::process::umask(mask);
-    mask.as_raw_mode()
-}
-
-/// Rejects an output file that could not be written, before hours of work rather than after them.
-pub fn refuse_existing(path: &Path, force: bool) -> anyhow::Result<()> {
+/// Checks that an output file can be created, so that hours of work are not lost: it must not exist (unless `force`),
+/// not be a directory, and its directory must exist. Another process can still change that.
+pub fn check_output_path(path: &Path, force: bool) -> anyhow::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(_) if !force => bail!("{}: the file exists; --force overwrites it", path.display()),
         Ok(metadata) if metadata.is_dir() => {
@@ -117,8 +108,8 @@ pub fn write_json<T: Serialize>(path: &Path, value: &T, force: bool) -> anyhow::
 
 /// Creates a directory; accepts one that exists and is not empty only with `force`.
 pub fn prepare_output_dir(dir: &Path, force: bool) -> anyhow::Result<()> {
-    let is_full = cachemate_files::list_dir(dir).is_ok_and(|entries| !entries.is_empty());
-    if is_full && !force {
+    let has_entries = cachemate_files::list_dir(dir).is_ok_and(|entries| !entries.is_empty());
+    if has_entries && !force {
         bail!(
             "{}: the directory is not empty; --force writes to it nevertheless",
             dir.display()

@@ -246,8 +246,8 @@ mod tests {
         }
     }
 
-    /// Do the overview and the timeline name the worst moment and its culprit, and is a culprit that has no losses of its own
-    /// found with its victims?
+    /// Do the overview and the timeline name the worst moment and its culprit, and is a culprit that has no losses of
+    /// its own found with its victims?
     #[test]
     fn the_worst_moment_and_its_culprit_are_named() {
         let minutes = (0..90)

@@ -1,4 +1,5 @@
-//! Formats services as text: first which service slows which other, through the cache or by taking its CPUs, then a table.
+//! Formats services as text: first which service slows which other, through the cache or by taking its CPUs, then a
+//! table.
 
 use std::collections::{BTreeMap, BTreeSet};
 

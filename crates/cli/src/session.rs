@@ -149,7 +149,8 @@ impl Session {
         );
     }
 
-    /// Prints a line to standard error even if that is no terminal, such as of a daemon's log, unless `--quiet` was given.
+    /// Prints a line to standard error even if that is no terminal, such as of a daemon's log, unless `--quiet` was
+    /// given.
     pub fn log(&self, message: &str) {
         if !self.is_quiet {
             let _ = writeln!(
@@ -160,8 +161,8 @@ impl Session {
         }
     }
 
-    /// Progress bar over `total` units, or a counter if the total is unknown; drawn only if [`Session::note`] prints. Off a
-    /// terminal, a line of text takes its place every ten seconds, unless `--quiet` or `--json` was given.
+    /// Progress bar over `total` units, or a counter if the total is unknown; drawn only if [`Session::note`] prints.
+    /// Off a terminal, a line of text takes its place every ten seconds, unless `--quiet` or `--json` was given.
     pub fn progress_bar(&self, stage: &'static str, total: Option<u64>) -> ProgressBar {
         let bar = total.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
         let template = match total {

@@ -423,8 +423,8 @@ fn a_recording_becomes_a_page() {
     assert_eq!(browser.complaints, Vec::<String>::new());
 }
 
-/// Does a run of the interval machine stand beside its own account, program by program, and is the account of another run
-/// refused by the name that it expects?
+/// Does a run of the interval machine stand beside its own account, program by program, and is the account of another
+/// run refused by the name that it expects?
 #[test]
 fn an_interval_run_is_shown_beside_its_own_account() {
     let dir = tempfile::tempdir().unwrap();

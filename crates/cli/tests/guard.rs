@@ -17,8 +17,8 @@ const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::fro
 /// Variable with the socket of the daemon, for the program of the test below.
 const SOCKET: &str = "CACHEMATE_TEST_SOCKET";
 
-/// A program that reports its work as one that is sensitive to confinement would: full speed while it may run on every CPU,
-/// half speed while it may not.
+/// A program that reports its work as one that is sensitive to confinement would: full speed while it may run on every
+/// CPU, half speed while it may not.
 fn start_reporter(dir: &Path) -> ChildGuard {
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     command

@@ -19,8 +19,8 @@ use managed::{
     thread_state,
 };
 
-/// Held by each test: thousands of forks let process numbers wrap, so a daemon of another test, whose rule names the number
-/// of a program that has ended, could manage a program of this one.
+/// Held by each test: thousands of forks let process numbers wrap, so a daemon of another test, whose rule names the
+/// number of a program that has ended, could manage a program of this one.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Waits for the other tests of this file; one that failed does not fail the next.
@@ -185,8 +185,8 @@ fn everything_is_restored_whichever_process_is_killed() {
     );
 }
 
-/// Programs that are started by double forks in sessions of their own (`daemon`, `setsid`, `nohup`), so that each is a child
-/// of process 1 at once: half of them match a rule, half do not.
+/// Programs that are started by double forks in sessions of their own (`daemon`, `setsid`, `nohup`), so that each is a
+/// child of process 1 at once: half of them match a rule, half do not.
 struct Orphans {
     marker: String,
     starter: ChildGuard,
@@ -238,8 +238,8 @@ impl Drop for Orphans {
     }
 }
 
-/// After every kind of end, while programs are started by double forks under masks and pauses of ours: does no process that
-/// is younger than the journal have a state that we set?
+/// After every kind of end, while programs are started by double forks under masks and pauses of ours: does no process
+/// that is younger than the journal have a state that we set?
 #[test]
 fn no_orphan_keeps_a_state_that_we_set() {
     let _turn = wait_for_turn();

@@ -1,5 +1,5 @@
-//! On this host: is the waiting loss of a program that shares its CPU named with its culprit, is a program that only computes
-//! never blamed for the cache, and does the history still name it after it has ended?
+//! On this host: is the waiting loss of a program that shares its CPU named with its culprit, is a program that only
+//! computes never blamed for the cache, and does the history still name it after it has ended?
 
 mod common;
 

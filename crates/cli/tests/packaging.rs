@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::not_shown::report_unchecked;
-use common::{ChildGuard, MANAGE, acting_config, command, run, start_sleeper, stop};
+use common::{ChildGuard, MANAGE, acting_config, run, run_by, run_with_umask, start_sleeper, stop};
 use managed::{PATIENCE, is_reached_within, send_signal, signals};
 
 /// Maximum exposure of the unit by systemd's score, in tenths; 0 is best, 100 worst.
@@ -42,24 +42,6 @@ fn the_units_exposure_is_at_most_the_stated_score() {
     assert!(out.status.success(), "{verdict}");
 }
 
-/// The command with these arguments, run in this directory by another program.
-fn run_by(dir: &Path, runner: &[&str], args: &[&str]) -> Command {
-    let own = command(dir, args);
-    let mut run = Command::new(runner[0]);
-    run.args(&runner[1..])
-        .arg(own.get_program())
-        .args(own.get_args())
-        .current_dir(dir);
-    run.envs(
-        own.get_envs()
-            .filter_map(|(name, value)| Some((name, value?))),
-    );
-    run.stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    run
-}
-
 /// Can the user of a collector read the metrics' file, although the unit's umask keeps files from other users?
 #[test]
 fn a_collector_can_read_the_textfile_under_the_units_umask() {
@@ -72,12 +54,7 @@ fn a_collector_can_read_the_textfile_under_the_units_umask() {
     let dir = tempfile::tempdir().unwrap();
     let config = "window_ms = 100\nmetrics_textfile = \"metrics.prom\"\n";
     std::fs::write(dir.path().join("c.toml"), config).unwrap();
-    let shell = format!("umask {umask}; exec \"$0\" \"$@\"");
-    let mut daemon = ChildGuard(
-        run_by(dir.path(), &["sh", "-c", &shell], &MANAGE)
-            .spawn()
-            .unwrap(),
-    );
+    let mut daemon = ChildGuard(run_with_umask(dir.path(), umask, &MANAGE).spawn().unwrap());
     let mode_of = |name: &str| {
         let metadata = std::fs::metadata(dir.path().join(name)).ok()?;
         Some(metadata.permissions().mode() & 0o777)

@@ -302,8 +302,8 @@ fn a_forged_journal_is_not_applied_and_is_reported() {
     assert_eq!(std::fs::read_to_string(&secret).unwrap(), "one's own");
 }
 
-/// Is a journal found in the state directory of the configuration, and in that of the last daemon, without an option, and is
-/// the exit code 0 only if none is left?
+/// Is a journal found in the state directory of the configuration, and in that of the last daemon, without an option,
+/// and is the exit code 0 only if none is left?
 #[test]
 fn a_journal_is_found_wherever_the_last_daemon_left_it() {
     let dir = tempfile::tempdir().unwrap();

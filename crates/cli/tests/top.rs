@@ -158,7 +158,8 @@ mod screen {
                 shown.before,
                 "keys come one by one"
             );
-            // Blanks are skipped by cursor movement rather than written. A busy host may have neither counters nor probes.
+            // Blanks are skipped by cursor movement rather than written. A busy host may have neither counters nor
+            // probes.
             let states_evidence =
                 shown.text().contains("measured") || shown.text().contains("neither");
             assert!(

@@ -1,4 +1,5 @@
-//! A client of the Kubernetes API server: requests whose responses are read as a stream, with a service account's token.
+//! A client of the Kubernetes API server: requests whose responses are read as a stream, with a service account's
+//! token.
 //!
 //! A crate for Kubernetes would add about a fifth to the build of the whole workspace, and few requests are needed: the
 //! extender's list and watch, and the daemon's writes. Every request has its own connection, so that a failed request

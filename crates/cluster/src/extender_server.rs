@@ -1,4 +1,5 @@
-//! The extender's HTTP server: the scheduler's two paths, health and metrics, with a limit and a deadline for each request.
+//! The extender's HTTP server: the scheduler's two paths, health and metrics, with a limit and a deadline for each
+//! request.
 
 use std::convert::Infallible;
 use std::io;
@@ -16,7 +17,6 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -26,7 +26,9 @@ use crate::extender_metrics::ExtenderMetrics;
 const MAX_REQUEST_BYTES: usize = 1 << 20;
 /// Maximum number of requests whose bodies are in memory, over all connections.
 const MAX_OPEN_BODIES: usize = 16;
-/// Deadline for the body of one request; kube-scheduler uses the same one.
+/// Deadline for the body of one request, including its wait for a place among [`MAX_OPEN_BODIES`]. It is ten times the
+/// `httpTimeout` of packaging/kubernetes/scheduler-config.yaml, so kube-scheduler gives up first, and only peers that
+/// hold bodies back meet it.
 const BODY_DEADLINE: Duration = Duration::from_secs(2);
 /// Deadline for the head of the next request on a connection.
 const IDLE_DEADLINE: Duration = Duration::from_secs(60);
@@ -97,25 +99,25 @@ impl ExtenderState {
     fn response_json(&self, verb: &str, body: &[u8]) -> Result<Vec<u8>, String> {
         let request: ExtenderRequest = serde_json::from_slice(body)
             .map_err(|error| format!("{error}; expected ExtenderArgs in JSON"))?;
-        let (mut extender, now) = (self.lock(), unix_seconds());
-        let response = match verb {
+        let mut extender = self.lock();
+        let now = unix_seconds();
+
+        let encoded = match verb {
             "filter" => extender
                 .filter(&request, now)
-                .map(|answer| json_bytes(&answer)),
+                .map(|answer| serde_json::to_vec(&answer)),
             // Without a token, anyone could fill a node with pods that do not exist.
             _ if self.token.is_none() => extender
                 .rank(&request, now)
-                .map(|answer| json_bytes(&answer)),
+                .map(|answer| serde_json::to_vec(&answer)),
             _ => extender
                 .prioritize(&request, now)
-                .map(|answer| json_bytes(&answer)),
+                .map(|answer| serde_json::to_vec(&answer)),
         };
-        response.map_err(|error| error.to_string())
+        encoded
+            .map_err(|error| error.to_string())?
+            .map_err(|error| error.to_string())
     }
-}
-
-fn json_bytes<T: Serialize>(body: &T) -> Vec<u8> {
-    serde_json::to_vec(body).unwrap_or_default()
 }
 
 fn error_response(status: StatusCode, text: &str) -> (StatusCode, Vec<u8>) {
@@ -148,8 +150,9 @@ async fn read_body(
     Ok((body.to_bytes(), permit))
 }
 
-/// Parses and answers a request off the thread that serves connections, so that a large one delays only itself.
-async fn handle_in_own_thread(
+/// Parses and answers a request on the runtime's pool for blocking work, so that a large one delays no other
+/// connection.
+async fn handle_on_blocking_pool(
     state: Arc<ExtenderState>,
     verb: &'static str,
     body: Bytes,
@@ -169,10 +172,13 @@ async fn respond(
     request: Request<Incoming>,
     state: Arc<ExtenderState>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
-    // kube-scheduler sends no header of its own, so its token is the first part of the path.
-    let (path_token, path) = match request.uri().path()[1..].split_once('/') {
+    // kube-scheduler sends no header of its own, so its token is the first part of the path. (The target of a CONNECT
+    // has no path at all.)
+    let uri_path = request.uri().path();
+    let without_slash = uri_path.strip_prefix('/').unwrap_or(uri_path);
+    let (path_token, path) = match without_slash.split_once('/') {
         Some((token, verb)) => (Some(token.to_string()), format!("/{verb}")),
-        None => (None, request.uri().path().to_string()),
+        None => (None, uri_path.to_string()),
     };
     let header = request.headers().get(hyper::header::AUTHORIZATION);
     let header_token = header
@@ -198,12 +204,15 @@ async fn respond(
             let read_body = read_body(request.into_body(), &state);
             match tokio::time::timeout(BODY_DEADLINE, read_body).await {
                 Ok(Ok((body, permit))) => {
-                    handle_in_own_thread(Arc::clone(&state), verb, body, permit).await
+                    handle_on_blocking_pool(Arc::clone(&state), verb, body, permit).await
                 }
                 Ok(Err(error)) => error_response(StatusCode::PAYLOAD_TOO_LARGE, &error),
                 Err(_) => error_response(
                     StatusCode::REQUEST_TIMEOUT,
-                    "the body did not arrive within 2 s",
+                    &format!(
+                        "the body was not read within {} s: it is late, or {MAX_OPEN_BODIES} others are being read",
+                        BODY_DEADLINE.as_secs()
+                    ),
                 ),
             }
         }

@@ -1,10 +1,10 @@
 //! Publishes a node's cache state and the profiles of its services at the API server, from the daemon's status.
 //!
-//! One thread reads the status every few seconds and writes what is due ([`cachemate_fleet::publication`]). It shares only
-//! the status with the daemon's loop, so a server that is gone, slow or hostile delays nothing but the next object; failed
-//! attempts are repeated after 6 to 65 s. A status that no longer advances is not published: after a minute, the extender
-//! then takes the node for silent. Objects of other publishers are never replaced, except for profiles of other nodes that
-//! are less certain.
+//! One thread reads the status every few seconds and writes what is due ([`cachemate_fleet::publication`]). It shares
+//! only the status with the daemon's loop, so a server that is gone, slow or hostile delays nothing but the next
+//! object; failed attempts are repeated after 6 to 65 s. A status that no longer advances is not published: after a
+//! minute, the extender then takes the node for silent. Objects of other publishers are never replaced, except for
+//! profiles of other nodes that are less certain.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -333,8 +333,8 @@ fn thread_profile(
     measured_profile(&counts, threads)
 }
 
-/// Returns the profiles of services whose image or profile's name is known, by the name of the object. The busiest thread
-/// with a profile stands for a service.
+/// Returns the profiles of services whose image or profile's name is known, by the name of the object. The busiest
+/// thread with a profile stands for a service.
 fn service_profiles(status: &DaemonStatus) -> BTreeMap<String, ProfileSpec> {
     let mut services: Vec<_> = status.snapshot.services.iter().collect();
     services.sort_by(|a, b| b.cpu_share.total_cmp(&a.cpu_share));
@@ -463,8 +463,8 @@ mod tests {
         serde_json::from_value(service).unwrap()
     }
 
-    /// Does the extender send a pod, known by its image, to an idle node rather than to one whose threads fill the cache,
-    /// and does it rank neither by a state without evidence?
+    /// Does the extender send a pod, known by its image, to an idle node rather than to one whose threads fill the
+    /// cache, and does it rank neither by a state without evidence?
     #[test]
     fn the_extender_ranks_by_measured_states() {
         let mut busy = host_status(vec![counted_task(0, 20.0, 3e9), counted_task(1, 20.0, 3e9)]);
@@ -515,8 +515,8 @@ mod tests {
         );
     }
 
-    /// Is nothing published before the clock and the load are known, and does a daemon that only observes leave the choice
-    /// of the cache to the kernel?
+    /// Is nothing published before the clock and the load are known, and does a daemon that only observes leave the
+    /// choice of the cache to the kernel?
     #[test]
     fn a_state_needs_the_clock_and_the_load() {
         let status = host_status(Vec::new());
@@ -546,8 +546,8 @@ mod tests {
         assert_eq!(node_state(&starting, None), None);
     }
 
-    /// Is the pod's label preferred to the image, is a name that the API server would refuse left out, and a service that
-    /// was not counted, too?
+    /// Is the pod's label preferred to the image, is a name that the API server would refuse left out, and a service
+    /// that was not counted, too?
     #[test]
     fn profiles_are_named_by_label_or_image() {
         let names_of = |fields: Value, task: TaskSnapshot| -> Vec<String> {

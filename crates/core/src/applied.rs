@@ -114,8 +114,8 @@ pub struct AppliedPlan {
     pub overridden_by_others: Vec<PlanItem>,
     /// Time that the change has taken: system calls, page copies, stalls.
     pub cost_ns: u64,
-    /// Whether the plan is only a proposal, of which nothing but its probes and its window is in force: a host that only
-    /// observes, or a replay of another plan.
+    /// Whether the plan is only a proposal, of which nothing but its probes and its window is in force: a host that
+    /// only observes, or a replay of another plan.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_only_proposed: bool,
 }

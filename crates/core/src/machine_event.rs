@@ -16,8 +16,8 @@ pub struct MachineEvent {
     pub external_traffic: Option<ExternalTraffic>,
     /// A cache shrinks to a fraction of its full size, as if another tool reserved ways of it.
     pub resize_cache: Option<CacheResize>,
-    /// These CPUs leave their cache and share another one of the same size. The topology that policies see stays the same, as
-    /// on a host whose firmware or hypervisor misreports it.
+    /// These CPUs leave their cache and share another one of the same size. The topology that policies see stays the
+    /// same, as on a host whose firmware or hypervisor misreports it.
     pub split_cpus: Option<CpuSet>,
     /// The CPU with this number goes offline; its tasks move to CPUs that they may use, or wait if there is none.
     pub offline: Option<u32>,

@@ -133,14 +133,14 @@ pub struct CacheSpec {
     /// The policy that selects the line to evict from a full set.
     #[serde(default)]
     pub replacement: ReplacementPolicy,
-    /// Share of a stream's lines that take space as under LRU, from 0 to 1; `None` for that of the policy. A stream's lines
-    /// are those that the program does not touch again while any cache of this size would hold them.
+    /// Share of a stream's lines that take space as under LRU, from 0 to 1; `None` for that of the policy. A stream's
+    /// lines are those that the program does not touch again while any cache of this size would hold them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_insertion: Option<f64>,
-    /// Size of the cache that other systems fill too, of which `size_bytes` is what a slow random walk finds: on a guest of a
-    /// machine whose other guests use the same cache. A line then stays for the time in which all of them together fill this size,
-    /// whatever runs beside it in the same guest. A private cache's others run on the same core. `None` if the machine has the
-    /// cache to itself.
+    /// Size of the cache that other systems fill too, of which `size_bytes` is what a slow random walk finds: on a
+    /// guest of a machine whose other guests use the same cache. A line then stays for the time in which all of them
+    /// together fill this size, whatever runs beside it in the same guest. A private cache's others run on the same
+    /// core. `None` if the machine has the cache to itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool_bytes: Option<u64>,
     /// Traffic with which other systems fill the pool.
@@ -149,7 +149,8 @@ pub struct CacheSpec {
     /// Factor by which that traffic rises and falls, at least 1; `None` if it is steady. Forecasts are means over it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbor_spread: Option<f64>,
-    /// Factor by which the pool shrinks while that traffic rises, and grows while it falls, at least 1; `None` if it is steady.
+    /// Factor by which the pool shrinks while that traffic rises, and grows while it falls, at least 1; `None` if it is
+    /// steady.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool_spread: Option<f64>,
     /// Time for which a line stays in the pool that was touched once, as a share of that of a line that was touched again

@@ -493,8 +493,8 @@ pub enum WindowEnd {
     TasksChanged,
     /// A signal, or a request at the control socket, interrupted it.
     Interrupted,
-    /// CPUs went offline or came back, or the host or the daemon was stopped for a while, so figures from before and after
-    /// are not comparable.
+    /// CPUs went offline or came back, or the host or the daemon was stopped for a while, so figures from before and
+    /// after are not comparable.
     HostChanged,
 }
 

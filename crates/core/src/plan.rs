@@ -193,7 +193,8 @@ pub enum ProbeKind {
         processes: Vec<ProcessId>,
         /// Events from one sample to the next, on average.
         sample_period: u32,
-        /// Whether other accesses than those that a remote cache served ([`crate::DataSource::RemoteCache`]) are left out.
+        /// Whether other accesses than those that a remote cache served ([`crate::DataSource::RemoteCache`]) are left
+        /// out.
         remote_only: bool,
         /// Maximum number of samples over all processes.
         max_samples: u32,

@@ -1,11 +1,11 @@
 //! Quantiles of samples, each by one definition, and the bound of a mean from few samples.
 //!
-//! Hyndman and Fan (Sample Quantiles in Statistical Packages, The American Statistician 50, 1996) number nine definitions in
-//! use, which differ by up to the distance of two neighboring values, so two figures can be compared only if both follow the
-//! same. Here [`quantile`] and [`median`] interpolate linearly, by their definition 7, the default of R and NumPy. Where a
-//! statement is about the samples themselves ("nine of ten errors are at most 3 points"), [`nearest_rank`] returns one of
-//! them, by definition 1. For example, of 1, 2, 3 and 10, the median is 2.5, the 0.9 quantile 7.9, and three quarters of
-//! the values do not exceed 3.
+//! Hyndman and Fan (Sample Quantiles in Statistical Packages, The American Statistician 50, 1996) number nine
+//! definitions in use, which differ by up to the distance of two neighboring values, so two figures can be compared
+//! only if both follow the same. Here [`quantile`] and [`median`] interpolate linearly, by their definition 7, the
+//! default of R and NumPy. Where a statement is about the samples themselves ("nine of ten errors are at most 3
+//! points"), [`nearest_rank`] returns one of them, by definition 1. For example, of 1, 2, 3 and 10, the median is 2.5,
+//! the 0.9 quantile 7.9, and three quarters of the values do not exceed 3.
 
 /// `None` without values.
 pub fn median(values: &[f64]) -> Option<f64> {

@@ -2,9 +2,9 @@
 //!
 //! Problem: cycles, overlap and prefetches depend on the machine, so no figure of one machine describes a program on
 //! another. Method: parts of the stream are kept as they are, at regular positions (systematic sampling, SMARTS:
-//! Wunderlich, Wenisch, Falsafi and Hoe, ISCA 2003). Each access has the stack distance that it has in the whole stream,
-//! so that caches of any size are warm at the start of a part. The distances of all accesses are kept as well, because
-//! counts of misses need no sample. Properties: a part begins with accesses that only fill the window and train
+//! Wunderlich, Wenisch, Falsafi and Hoe, ISCA 2003). Each access has the stack distance that it has in the whole
+//! stream, so that caches of any size are warm at the start of a part. The distances of all accesses are kept as well,
+//! because counts of misses need no sample. Properties: a part begins with accesses that only fill the window and train
 //! prefetchers; a short stream is kept whole.
 
 use std::num::NonZeroU16;
@@ -21,8 +21,8 @@ pub const FAR_DEPENDENCE: u8 = u8::MAX;
 /// Reorder windows, in instructions, for which [`InstructionTiming`] has cycles.
 pub const CORE_WINDOWS: [u32; 5] = [32, 64, 128, 256, 512];
 
-/// What instructions cost a core of unlimited width while all data hits the first cache: their chains of dependences, within
-/// a reorder window, and what waits behind mispredicted branches.
+/// What instructions cost a core of unlimited width while all data hits the first cache: their chains of dependences,
+/// within a reorder window, and what waits behind mispredicted branches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct InstructionTiming {
     /// Timed instructions.
@@ -52,10 +52,10 @@ impl InstructionTiming {
         }
     }
 
-    /// The cycles per instruction of a core: those of the chains in its window, but no fewer than
-    /// its width allows, `refill_cycles` for each mispredicted branch, and `fetch_cycles` for each
-    /// line of code that missed (Karkhanis and Smith, ISCA 2004). Between two windows, cycles are interpolated over their logarithm; beyond the
-    /// last ones they are those of the last. `None` without instructions.
+    /// The cycles per instruction of a core: those of the chains in its window, but no fewer than its width allows,
+    /// `refill_cycles` for each mispredicted branch, and `fetch_cycles` for each line of code that missed (Karkhanis
+    /// and Smith, ISCA 2004). Between two windows, cycles are interpolated over their logarithm; beyond the last ones
+    /// they are those of the last. `None` without instructions.
     pub fn cycles_per_instr(
         &self,
         issue_width: f64,
@@ -187,8 +187,8 @@ pub struct StreamSample {
 mod tests {
     use super::*;
 
-    /// Does a core take the time of the chains in its window, of its width if that is longer, of its mispredicted branches and
-    /// of code that misses, and is a window between two of the counted ones between them?
+    /// Does a core take the time of the chains in its window, of its width if that is longer, of its mispredicted
+    /// branches and of code that misses, and is a window between two of the counted ones between them?
     #[test]
     fn cycles_follow_window_width_and_branches() {
         let timing = InstructionTiming {

@@ -481,8 +481,8 @@ impl WindowLoop<'_> {
             } else {
                 None
             };
-            // The last step that can fail: it keeps the old rules and policy, but a change to `observe` may already have
-            // restored the host.
+            // The last step that can fail: it keeps the old rules and policy, but a change to `observe` may already
+            // have restored the host.
             let restored_objects = control_loop.machine.set_rules(
                 host::manage_rules(&config.rules),
                 config.cpusets.clone(),

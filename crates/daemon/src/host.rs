@@ -62,8 +62,8 @@ const MIN_WINDOW_INSTRUCTIONS: f64 = 1e6;
 pub const PROBE_LEVEL: u32 = 2;
 /// The evidence level while the calibration fails.
 const TOPOLOGY_ONLY: u32 = 3;
-/// Time between the first failed calibration and the next one; each further failure doubles it, because a calibration takes up
-/// to a second of CPU time, and on some hosts none ever succeeds.
+/// Time between the first failed calibration and the next one; each further failure doubles it, because a calibration
+/// takes up to a second of CPU time, and on some hosts none ever succeeds.
 const MIN_CALIBRATION_PERIOD: Duration = Duration::from_secs(120);
 const MAX_CALIBRATION_PERIOD: Duration = Duration::from_secs(3_600);
 

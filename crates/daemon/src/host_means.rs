@@ -1,8 +1,8 @@
 //! The sentence about what cachemate can change on a host, at the start of the daemon and in `status`.
 //!
-//! Problem: on many hosts no plan can help a promised program, and a daemon that then does nothing looks broken. Method: the
-//! topology and the abilities of the machine decide which of four means exist: other caches, parts of a cache, turns, and
-//! weights. The sentence names what exists, and what follows from the rest.
+//! Problem: on many hosts no plan can help a promised program, and a daemon that then does nothing looks broken.
+//! Method: the topology and the abilities of the machine decide which of four means exist: other caches, parts of a
+//! cache, turns, and weights. The sentence names what exists, and what follows from the rest.
 
 use cachemate_core::{Ability, Capabilities, PartitionSupport, Support, Topology};
 
@@ -61,7 +61,8 @@ mod tests {
     use cachemate_core::test_support::{capabilities_fixture, last_level_caches};
     use cachemate_core::{CacheId, CacheLevel};
 
-    /// Does the sentence name what exists, and what a host without caches to choose from and without partitions cannot do?
+    /// Does the sentence name what exists, and what a host without caches to choose from and without partitions cannot
+    /// do?
     #[test]
     fn the_sentence_follows_from_caches_and_partitions() {
         let (one, two) = (

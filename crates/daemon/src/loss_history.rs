@@ -1,12 +1,12 @@
 //! The losses of all services over the last week, in files of the state directory.
 //!
-//! Problem: who slowed the database at three in the morning, if the batch job has ended since? Method: each minute appends
-//! one line with the worst window of every service in that minute: both losses, their product, and the causes. There is one
-//! file for each day (UTC), and eight files are kept. Properties: bounded, because a line and a file have maximum lengths, so
-//! that all files together have at most 50 MB; services with small losses are left out first, and the line says how many; a
-//! line that was cut off by a crash or a full disk is skipped and counted by the reader. A full disk stops the history, not
-//! the daemon. Files are removed by number and not by age, so a wrong clock costs one of them and not all. Everything but the
-//! current minute survives `kill -9`.
+//! Problem: who slowed the database at three in the morning, if the batch job has ended since? Method: each minute
+//! appends one line with the worst window of every service in that minute: both losses, their product, and the causes.
+//! There is one file for each day (UTC), and eight files are kept. Properties: bounded, because a line and a file have
+//! maximum lengths, so that all files together have at most 50 MB; services with small losses are left out first, and
+//! the line says how many; a line that was cut off by a crash or a full disk is skipped and counted by the reader. A
+//! full disk stops the history, not the daemon. Files are removed by number and not by age, so a wrong clock costs one
+//! of them and not all. Everything but the current minute survives `kill -9`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -31,7 +31,8 @@ const MAX_LINE_BYTES: usize = 4_300;
 const MAX_FILE_BYTES: u64 = (MAX_LINE_BYTES as u64 + 1) * SECONDS_PER_DAY / SECONDS_PER_MINUTE;
 /// Maximum number of causes of each loss.
 const MAX_CAUSES: usize = 4;
-/// Maximum number of services that are compared within a minute: a host may start any number of differently named programs.
+/// Maximum number of services that are compared within a minute: a host may start any number of differently named
+/// programs.
 const MAX_OPEN_SERVICES: usize = 1_000;
 /// A service with fewer CPUs and no loss is left out.
 const MIN_CPU_SHARE: f64 = 0.01;
@@ -68,7 +69,8 @@ pub struct ServiceMinute {
     /// Waiting loss.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_percent: Option<f64>,
-    /// Services that ran on its CPUs meanwhile, and their part of the CPU time; `None` for programs that are not observed.
+    /// Services that ran on its CPUs meanwhile, and their part of the CPU time; `None` for programs that are not
+    /// observed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting_by: Vec<(Option<ServiceIdentity>, f64)>,
 }
@@ -353,8 +355,8 @@ impl HistoryRecorder {
     }
 }
 
-/// Removes the oldest files beyond those that are kept besides that of `day`, but files of later days, which a wrong clock
-/// has left, before all others.
+/// Removes the oldest files beyond those that are kept besides that of `day`, but files of later days, which a wrong
+/// clock has left, before all others.
 fn remove_oldest_days(dir: &TrustedDir, day: u64) -> io::Result<()> {
     let mut other_days = stored_days(dir)?;
     other_days.retain(|other| *other != day);
@@ -431,8 +433,8 @@ mod tests {
         panic!("{message}");
     }
 
-    /// Does the history have the worst window of each minute with its culprit, also after a restart behind a line that a
-    /// crash cut off, and is the damage counted?
+    /// Does the history have the worst window of each minute with its culprit, also after a restart behind a line that
+    /// a crash cut off, and is the damage counted?
     #[test]
     fn the_worst_window_of_each_minute_is_kept_with_its_culprit() {
         let dir = tempfile::tempdir().unwrap();
@@ -473,8 +475,8 @@ mod tests {
         assert_eq!(kept, [1, 1, 0]);
     }
 
-    /// Do nine days of a host with hundreds of services, each with a long name, stay within 50 MB, with the largest losses
-    /// kept?
+    /// Do nine days of a host with hundreds of services, each with a long name, stay within 50 MB, with the largest
+    /// losses kept?
     #[test]
     fn a_week_of_a_crowded_host_stays_within_fifty_megabytes() {
         let dir = tempfile::tempdir().unwrap();
@@ -523,8 +525,8 @@ mod tests {
         );
     }
 
-    /// Does a wrong clock cost one file of the history at most, before and after the present, and goes the file that it left
-    /// first?
+    /// Does a wrong clock cost one file of the history at most, before and after the present, and goes the file that it
+    /// left first?
     #[test]
     fn a_wrong_clock_costs_one_day_of_the_history() {
         let dir = tempfile::tempdir().unwrap();

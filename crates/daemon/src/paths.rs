@@ -80,8 +80,8 @@ pub fn create_private_dir(path: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("{}: the directory cannot be created", path.display()))
 }
 
-/// Creates a directory in which every user may look up names and only its owner may change them, whatever the umask is. One
-/// that exists keeps its mode.
+/// Creates a directory in which every user may look up names and only its owner may change them, whatever the umask is.
+/// One that exists keeps its mode.
 ///
 /// # Errors
 /// It does not exist and cannot be created.

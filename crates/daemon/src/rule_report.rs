@@ -22,7 +22,8 @@ const MAX_NAMES: usize = 5;
 pub struct RuleReport {
     /// One line for each entry: how it is understood, and what it matches.
     pub lines: Vec<String>,
-    /// Entries that match nothing, with the nearest cgroups or names, and limits that this host may not be able to measure.
+    /// Entries that match nothing, with the nearest cgroups or names, and limits that this host may not be able to
+    /// measure.
     pub warnings: Vec<String>,
 }
 

@@ -24,7 +24,7 @@ struct ProfilesFile {
     profiles: Vec<StoredServiceProfile>,
 }
 
-/// The file, and the time at which it was written.
+/// The file, with the time of the last attempt to write it and whether there is something to write.
 pub(crate) struct ProfileStore {
     path: PathBuf,
     last_write: Instant,
@@ -71,21 +71,22 @@ impl ProfileStore {
     /// Writes everything that is new.
     pub(crate) fn write(&mut self, profiles: &ServiceProfiles, report: &dyn Fn(&str)) {
         self.last_write = Instant::now();
-        if !std::mem::take(&mut self.has_changes) {
+        if !self.has_changes {
             return;
         }
+
         let file = ProfilesFile {
             format: FORMAT,
             profiles: profiles.entries().cloned().collect(),
         };
-        let encode_result = serde_json::to_vec(&file).map_err(std::io::Error::other);
-        if let Err(error) =
-            encode_result.and_then(|bytes| cachemate_files::replace(&self.path, &bytes))
-        {
-            report(&format!(
+        let encoded = serde_json::to_vec(&file).map_err(std::io::Error::other);
+        match encoded.and_then(|bytes| cachemate_files::replace(&self.path, &bytes)) {
+            Ok(()) => self.has_changes = false,
+            // The next write tries again.
+            Err(error) => report(&format!(
                 "{}: {error}; learned profiles are not stored",
                 self.path.display()
-            ));
+            )),
         }
     }
 }
@@ -121,8 +122,8 @@ mod tests {
     #[test]
     fn profiles_survive_a_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let message = RefCell::new(Vec::new());
-        let record_message = |text: &str| message.borrow_mut().push(text.to_string());
+        let messages = RefCell::new(Vec::new());
+        let record_message = |text: &str| messages.borrow_mut().push(text.to_string());
         let key = ProfileKey::new(&ServiceIdentity::command("xz"), "xz", None, Some(0));
         let mut profile = Profile::default();
         profile.contention.intensity = Some(Fact::new(0.4, FactSource::PrimeProbe, 3));
@@ -130,21 +131,57 @@ mod tests {
         let mut profiles = store.read(&record_message);
         store.observe(profiles.learn(&key, &profile), &profiles, &record_message);
         store.write(&profiles, &record_message);
-        let again = ProfileStore::new(dir.path()).read(&record_message);
-        let intensity = again.get(&key).unwrap().contention.intensity.unwrap();
+        let restored_profiles = ProfileStore::new(dir.path()).read(&record_message);
+        let intensity = restored_profiles
+            .get(&key)
+            .unwrap()
+            .contention
+            .intensity
+            .unwrap();
         assert_eq!(
             (intensity.value, intensity.source),
             (0.4, FactSource::StoredProfile)
         );
-        assert!(message.borrow().is_empty());
+        assert!(messages.borrow().is_empty());
         for broken in ["{", r#"{"format":9,"profiles":[]}"#] {
             std::fs::write(dir.path().join(FILE_NAME), broken).unwrap();
             assert_eq!(store.read(&record_message), ServiceProfiles::default());
         }
         assert!(
-            message.borrow().len() == 2
-                && message.borrow()[1].contains("found format 9, expected 1"),
-            "{message:?}"
+            messages.borrow().len() == 2
+                && messages.borrow()[1].contains("found format 9, expected 1"),
+            "{messages:?}"
         );
+    }
+
+    /// Are profiles whose write failed written as soon as the directory can be written again?
+    #[test]
+    fn profiles_are_kept_until_they_are_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE_NAME);
+        let messages = RefCell::new(Vec::new());
+        let record_message = |text: &str| messages.borrow_mut().push(text.to_string());
+        let key = ProfileKey::new(&ServiceIdentity::command("xz"), "xz", None, Some(0));
+        let mut profile = Profile::default();
+        profile.contention.intensity = Some(Fact::new(0.4, FactSource::PrimeProbe, 3));
+        let mut store = ProfileStore::new(dir.path());
+        let mut profiles = store.read(&record_message);
+        store.observe(profiles.learn(&key, &profile), &profiles, &record_message);
+
+        // No file takes the place of a directory.
+        std::fs::create_dir(&path).unwrap();
+        store.write(&profiles, &record_message);
+        assert!(
+            messages.borrow().len() == 1 && messages.borrow()[0].contains("are not stored"),
+            "{messages:?}"
+        );
+        std::fs::remove_dir(&path).unwrap();
+        store.write(&profiles, &record_message);
+        assert_eq!(read_stored_profiles(&path).unwrap().len(), 1);
+
+        // What is written once is not written again.
+        std::fs::remove_file(&path).unwrap();
+        store.write(&profiles, &record_message);
+        assert!(!path.exists() && messages.borrow().len() == 1);
     }
 }

@@ -3,10 +3,11 @@
 //! `progress` comes from programs that report their work, and any user may send it: the reply carries the descriptor of
 //! memory for the process that asks ([`cachemate_linux::sense::progress`]).
 //!
-//! The kernel identifies the client (`SO_PEERCRED`). Otherwise the socket answers root, the daemon's own user, and the users that
-//! the configuration allows. Only root and the daemon's own user may request `reload`. Owners, allowed users and all
-//! other users have separate sets of connections; in a full set, the user with the most of them loses the oldest. Root
-//! and the daemon's user have a second socket, so that other users cannot keep them from getting an answer.
+//! The kernel identifies the client (`SO_PEERCRED`). Otherwise the socket answers root, the daemon's own user, and the
+//! users that the configuration allows. Only root and the daemon's own user may request `reload`. Owners, allowed users
+//! and all other users have separate sets of connections; in a full set, the user with the most of them loses the
+//! oldest. Root and the daemon's user have a second socket, so that other users cannot keep them from getting an
+//! answer.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};

@@ -216,7 +216,8 @@ impl StatusTracker {
         }
     }
 
-    /// Observes one iteration of the loop: its record, its snapshot, and what the machine and the daemon's parts report.
+    /// Observes one iteration of the loop: its record, its snapshot, and what the machine and the daemon's parts
+    /// report.
     pub fn observe(
         &mut self,
         record: &WindowRecord,

@@ -1,8 +1,8 @@
 //! The sandbox of the shipped systemd unit: where a daemon in it can write.
 //!
-//! The unit makes the host read-only for the daemon, except for the directories that it states, and gives it a `/tmp` of its
-//! own. A file elsewhere passes every check that an administrator's shell can make, and fails, or is written where no
-//! collector finds it, when systemd starts the daemon. So the check reads the shipped unit.
+//! The unit makes the host read-only for the daemon, except for the directories that it states, and gives it a `/tmp`
+//! of its own. A file elsewhere passes every check that an administrator's shell can make, and fails, or is written
+//! where no collector finds it, when systemd starts the daemon. So the check reads the shipped unit.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,6 @@
 //! File access for paths that come from an argument, a configuration, a network share, or another
-//! user. No other crate opens such a path.
+//! user. No other crate opens such a path, except that the command creates its output under a
+//! temporary name.
 //!
 //! A path from outside may lead to a FIFO that never answers, to an endless device, through a link
 //! to another user's file, or into a directory in which another user replaces files while they are
@@ -21,8 +22,8 @@
 //! - What a [`TrustedDir`] yields belongs to this user or to root, and no other user can replace
 //!   it.
 //! - A reader sees the old content of a file or the new one, and nothing in between.
-//! - Errors are [`std::io::Error`]s whose text gives the path, the value found, and the value
-//!   expected.
+//! - A refusal is an [`std::io::Error`] whose text gives the path, the value found, and the value
+//!   expected; an error of the system has no path, so the caller adds it.
 #![warn(missing_docs)]
 
 mod marked_dir;
@@ -31,8 +32,8 @@ mod standard_dirs;
 mod trusted_dir;
 
 pub use plain::{
-    FreshFile, create, link_target, list_dir, list_subdirs, metadata_if_exists, open_pipe,
-    open_plain, open_sink, path_exists, read_limited, read_text_limited, replace,
+    FreshFile, OUTPUT_MODE, create, link_target, list_dir, list_subdirs, metadata_if_exists,
+    open_pipe, open_plain, open_sink, path_exists, read_limited, read_text_limited, replace,
 };
 pub use standard_dirs::{cache_dir, path_from_variable, path_variable};
 pub use trusted_dir::{DirAccess, TrustedDir};

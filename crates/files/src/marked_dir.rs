@@ -1,8 +1,8 @@
 //! Directories that a marker file shows to be ours, so that their content may be listed and removed.
 //!
 //! Problem: a directory that the user names may hold anything, and no test of a name tells our files from those of
-//! others. Method: we use a directory only if we made its content from the beginning: it was missing or empty, and got a
-//! marker before anything else. Everything in it is then reached through descriptors, without following links.
+//! others. Method: we use a directory only if we made its content from the beginning: it was missing or empty, and got
+//! a marker before anything else. Everything in it is then reached through descriptors, without following links.
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -53,7 +53,8 @@ impl TrustedDir {
         }
     }
 
-    /// Like [`TrustedDir::open_marked`], for reading and writing; makes the directory, with those above it, and its marker.
+    /// Like [`TrustedDir::open_marked`], for reading and writing; makes the directory, with those above it, and its
+    /// marker.
     ///
     /// # Errors
     /// The errors of [`TrustedDir::open_marked`], or of the file system.
@@ -85,7 +86,8 @@ mod tests {
 
     const MARKER: &str = "our-files";
 
-    /// Is a directory with other files refused and left as it was, a link to one as well, and a forged marker not believed?
+    /// Is a directory with other files refused and left as it was, a link to one as well, and a forged marker not
+    /// believed?
     #[test]
     fn only_a_directory_that_began_empty_is_marked() {
         let parent = tempfile::tempdir().unwrap();

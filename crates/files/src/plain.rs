@@ -30,8 +30,8 @@ pub fn open_plain(path: &Path) -> io::Result<File> {
     Err(refusal_error(path, file_kind(&metadata), expected))
 }
 
-/// Opens a pipe that this process has inherited, as `/dev/stdin` or by a shell's `<(COMMAND)` as `/dev/fd/N`; `None` for
-/// every other path. A FIFO of the file system is refused by [`open_plain`], because it may never have a writer.
+/// Opens a pipe that this process has inherited, as `/dev/stdin` or by a shell's `<(COMMAND)` as `/dev/fd/N`; `None`
+/// for every other path. A FIFO of the file system is refused by [`open_plain`], because it may never have a writer.
 ///
 /// # Errors
 /// The error of the file system.
@@ -66,8 +66,8 @@ pub fn path_exists(path: &Path) -> bool {
     matches!(metadata_if_exists(path), Ok(Some(_)))
 }
 
-/// Mode of output files: whatever the umask is, no other user writes to them.
-const OUTPUT_MODE: u32 = 0o644;
+/// Mode of output files, which the umask narrows: whatever it is, no other user writes to them.
+pub const OUTPUT_MODE: u32 = 0o644;
 
 /// Creates an output file that the user named, which grows under this name. An existing file or link of that name is
 /// replaced if `may_overwrite` is true, and rejected otherwise; it is never followed or truncated.

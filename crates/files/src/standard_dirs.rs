@@ -1,5 +1,5 @@
-//! The directories of a user by the environment, and those of root, for whom the environment does not count: `sudo -E` and
-//! `su -m` keep the home of somebody else.
+//! The directories of a user by the environment, and those of root, for whom the environment does not count: `sudo -E`
+//! and `su -m` keep the home of somebody else.
 
 use std::path::PathBuf;
 

@@ -100,8 +100,8 @@ pub fn draw_instances(
     let mut instances = Vec::new();
     for _ in 0..libm::round(running_count) as u64 {
         let kind = draw_weighted_index(&weights, &mut generator);
-        // Exponential lifetimes are memoryless, so the remaining lifetime of a running service has the same distribution
-        // as a new one's.
+        // Exponential lifetimes are memoryless, so the remaining lifetime of a running service has the same
+        // distribution as a new one's.
         instances.push(ServiceInstance {
             kind,
             arrival_hour: 0.0,

@@ -36,7 +36,8 @@ const MAX_POD_KINDS: usize = 32;
 /// Number of CPUs that a pod without a request is assumed to keep busy.
 const MIN_BUSY_CPUS: f64 = 0.1;
 
-/// A request of kube-scheduler. Its fields have the names of Go's fields, because the type there has no others for JSON.
+/// A request of kube-scheduler. Its fields have the names of Go's fields, because the type there has no others for
+/// JSON.
 #[derive(Debug, Deserialize)]
 pub struct ExtenderRequest {
     /// The pod to place.
@@ -243,8 +244,8 @@ impl Extender {
         Ok(node_scores)
     }
 
-    /// Like [`Extender::prioritize`], for a peer that may not be the scheduler: nothing is recorded, so that made-up pods
-    /// do not count as placed.
+    /// Like [`Extender::prioritize`], for a peer that may not be the scheduler: nothing is recorded, so that made-up
+    /// pods do not count as placed.
     ///
     /// # Errors
     /// The request names no nodes, or too many.

@@ -1,10 +1,11 @@
-//! Published evidence of a node, from measurements of its daemon: the state of its caches, and profiles of its services.
+//! Published evidence of a node, from measurements of its daemon: the state of its caches, and profiles of its
+//! services.
 //!
 //! Problem: a daemon measures threads by whatever its host offers, and the scorer needs rates and effects per cache.
 //! Method: the fills of a cache are its counted memory traffic or, without such counters, the sum over its threads. The
 //! effect of less space follows from a thread's profile or, without one, from its slowdown beside a full stream, which
-//! leaves it almost no space. Properties: pure. An unknown value stays unknown, except for the occupancy: a cache in use is
-//! full in its steady state.
+//! leaves it almost no space. Properties: pure. An unknown value stays unknown, except for the occupancy: a cache in
+//! use is full in its steady state.
 
 use cachemate_core::Estimate;
 
@@ -265,7 +266,8 @@ mod tests {
         }
     }
 
-    /// Are the fills of a cache known only if it is idle, its traffic is counted, or most of its busy CPUs were measured?
+    /// Are the fills of a cache known only if it is idle, its traffic is counted, or most of its busy CPUs were
+    /// measured?
     #[test]
     fn fills_are_unknown_unless_most_of_them_were_measured() {
         let fills_of = |busy_cpus: f64, traffic: Option<f64>, residents: Vec<ResidentEvidence>| {
@@ -302,8 +304,8 @@ mod tests {
         );
     }
 
-    /// Does less space cost a resident what its curve states, or a part of its slowdown beside a stream, and do residents
-    /// without either cost nothing that is known?
+    /// Does less space cost a resident what its curve states, or a part of its slowdown beside a stream, and do
+    /// residents without either cost nothing that is known?
     #[test]
     fn effects_follow_from_curves_or_from_streams() {
         let curve: Vec<(u64, Estimate)> = [(8, 20.0), (16, 10.0), (32, 0.0)]

@@ -64,8 +64,8 @@ impl PlacementLedger {
         nodes
     }
 
-    /// Drops the guesses that the states of their nodes contain by now, and returns their nodes. If they were kept until
-    /// they expire, a pod would count twice.
+    /// Drops the guesses that the states of their nodes contain by now, and returns their nodes. If they were kept
+    /// until they expire, a pod would count twice.
     pub(crate) fn drop_published(
         &mut self,
         published_at: impl Fn(&str) -> Option<f64>,

@@ -219,8 +219,8 @@ pub struct ReferenceMix {
 
 /// Number of sizes of a computed curve, from 32 KiB to 1 GiB.
 const CURVE_SIZES: u32 = 31;
-/// Size of a cache line of the hosts that report their states, and of the working sets of a mix: that of x86 and of Arm's
-/// servers. Reports do not carry it.
+/// Size of a cache line of the hosts that report their states, and of the working sets of a mix: that of x86 and of
+/// Arm's servers. Reports do not carry it.
 pub(crate) const LINE_BYTES: f64 = 64.0;
 
 impl ReferenceMix {

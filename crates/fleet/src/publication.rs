@@ -1,8 +1,8 @@
 //! When a node writes an object to the API server: a minimum interval, which is shorter after a change.
 //!
-//! A thousand nodes share one API server, and a state is fresh for a minute. So an unchanged state is repeated every 30 s,
-//! and one that has changed by a tenth follows earlier, but not more often than every 10 s. A change is relative to what
-//! the quantity can be, not to its last value: a hundredth of a busy CPU instead of two is no news.
+//! A thousand nodes share one API server, and a state is fresh for a minute. So an unchanged state is repeated every 30
+//! s, and one that has changed by a tenth follows earlier, but not more often than every 10 s. A change is relative to
+//! what the quantity can be, not to its last value: a hundredth of a busy CPU instead of two is no news.
 
 use crate::profile::WorkloadProfile;
 use crate::scorer::{CacheState, NodeCacheState};
@@ -125,8 +125,8 @@ impl WorkloadProfile {
             })
     }
 
-    /// Whether a profile may replace one that another node published: only if it is more certain by a tenth, so that nodes
-    /// that measure the same image do not overwrite one another in turn.
+    /// Whether a profile may replace one that another node published: only if it is more certain by a tenth, so that
+    /// nodes that measure the same image do not overwrite one another in turn.
     pub fn is_more_certain_than(&self, published: &WorkloadProfile) -> bool {
         self.certainty.unwrap_or(0.0) > published.certainty.unwrap_or(0.0) + MIN_CHANGE
     }

@@ -467,9 +467,9 @@ pub fn passes_filter(forecasts: &[Option<PlacementForecast>]) -> Vec<bool> {
     }
 }
 
-/// Scores from 0 to [`MAX_SCORE`]; [`NEUTRAL_SCORE`] for a node without a forecast. The best node has the highest one. A
-/// cost that exceeds the best by `x` percent of the pod's CPUs, of which at least a quarter counts, divides the score by
-/// `1 + x / 4`; `b` more broken limits than on the best node divide it by `1 + b`.
+/// Scores from 0 to [`MAX_SCORE`]; [`NEUTRAL_SCORE`] for a node without a forecast. The best node has the highest one.
+/// A cost that exceeds the best by `x` percent of the pod's CPUs, of which at least a quarter counts, divides the score
+/// by `1 + x / 4`; `b` more broken limits than on the best node divide it by `1 + b`.
 pub fn score_nodes(
     service: &ServiceDemand<'_>,
     forecasts: &[Option<PlacementForecast>],

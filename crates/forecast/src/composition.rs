@@ -22,19 +22,24 @@ use crate::set_means;
 use crate::timed_program::{TimedProgram, TimingBasis};
 use crate::{ForecastResult, failed};
 
-/// Standard deviation of the model's error: a constant number of points, and a share of the slowdown. The mean error
-/// over pairs is 2.9 points at a mean slowdown of 9.3.
-const ERROR_DEVIATION_POINTS: f64 = 0.01;
+/// Standard deviation of the model's error that does not depend on the slowdown: one point. The mean error over pairs
+/// is 2.9 points at a mean slowdown of 9.3.
+const FIXED_ERROR_DEVIATION: f64 = 0.01;
+/// Standard deviation of the rest of the model's error, as a share of the slowdown.
 const ERROR_DEVIATION_SHARE: f64 = 0.38;
 /// Half width of a 90 % interval in standard deviations.
 const NINETY_PERCENT_HALF_WIDTH: f64 = 1.645;
-/// Minimum cycles of a forecast: the start, in which caches fill, and the rest, over which speeds are measured. Both also
-/// last a number of rounds of the longest program, because a part of a round is no mean of it.
+/// Lowest end of an interval: co-runners speed up no program by more.
+const MIN_SLOWDOWN: f64 = -0.02;
+/// Minimum cycles of the start, in which caches fill.
 const MIN_START_CYCLES: f64 = 40e6;
+/// Minimum length of the start in rounds of the longest program.
 const MIN_START_ROUNDS: f64 = 1.0;
-/// Times for which a line stays, where other systems fill the cache.
+/// Minimum length of the start in times for which a line stays, where other systems fill the cache.
 const MIN_START_LIFETIMES: f64 = 1.5;
+/// Minimum cycles over which speeds are measured.
 const MIN_MEASURED_CYCLES: f64 = 100e6;
+/// Minimum rounds of the longest program over which speeds are measured, because a part of a round is no mean of it.
 const MIN_MEASURED_ROUNDS: f64 = 4.0;
 
 /// The rates of a program in one solution.
@@ -151,8 +156,8 @@ fn alone_runs(
     (0..draw_count).map(solve).collect()
 }
 
-/// Forecasts programs on the whole machine, each on the CPU with its index in `cpus`. Programs on different caches slow each
-/// other down if these caches share memory bandwidth.
+/// Forecasts programs on the whole machine, each on the CPU with its index in `cpus`. Programs on different caches slow
+/// each other down if these caches share memory bandwidth.
 ///
 /// # Errors
 /// Returns an error if the machine has no data cache.
@@ -193,11 +198,12 @@ fn forecast_beside(
         runs.push(states.iter().map(solve).collect::<ForecastResult<_>>()?);
     }
 
-    // Only their speeds count, not their slowdowns.
     let machine = &states[states.len() / 2];
     let space_deviation = machine
         .last_level_cache()
         .map_or(0.0, set_means::space_deviation);
+    // Of the runs with other space, only the speeds count: their slowdowns are against a program alone that needs other
+    // space as well.
     let run_in_space =
         |factor: f64| solve_with_cache(machine, programs, cpus, draw_count / 2, factor);
     let crowded_runs = run_in_space(1.0 + space_deviation)?;
@@ -265,8 +271,8 @@ impl MemberRuns<'_> {
         median_of_draws(&rates.collect::<Vec<_>>())
     }
 
-    /// The slowdown in one state. Alone and together against the speed with the whole cache: the runs hold other shares of
-    /// the phases, but no co-runner makes lines stay for longer.
+    /// The slowdown in one state. Alone and together against the speed with the whole cache: the runs hold other shares
+    /// of the phases, but no co-runner makes lines stay for longer.
     fn slowdown(&self, draw: usize, state: usize) -> f64 {
         let together = self.together[draw][state].slowdown;
         match self.alone.get(draw) {
@@ -275,8 +281,8 @@ impl MemberRuns<'_> {
         }
     }
 
-    /// The slowdown over all states: what neighbors do changes within a run, so that a run takes the mean of the times in
-    /// their states.
+    /// The slowdown over all states: what neighbors do changes within a run, so that a run takes the mean of the times
+    /// in their states.
     fn mean_slowdown(&self, draw: usize) -> f64 {
         let Some(alone) = self.alone.get(draw) else {
             return self.slowdown(draw, self.middle_state());
@@ -285,8 +291,8 @@ impl MemberRuns<'_> {
         (time(&self.together[draw]) / time(alone) - 1.0).max(0.0)
     }
 
-    /// The change of the slowdown at another speed. Alone, the program has the speed of its profile, however much space it
-    /// needs.
+    /// The change of the slowdown at another speed. Alone, the program has the speed of its profile, however much space
+    /// it needs.
     fn slowdown_change(&self, instr_per_cycle: f64) -> f64 {
         let (draw, state) = (self.middle_draw(), self.middle_state());
         let known_speed = self.together[draw][state].instr_per_cycle;
@@ -294,8 +300,8 @@ impl MemberRuns<'_> {
     }
 }
 
-/// Places programs by forecasts of all of them at once on the whole machine. The search starts from the best placement by
-/// `costs`, which are those of [`forecast_pairs`].
+/// Places programs by forecasts of all of them at once on the whole machine. The search starts from the best placement
+/// by `costs`, which are those of [`forecast_pairs`].
 ///
 /// # Errors
 /// The machine has no data cache or no CPU, or the costs do not fit the names.
@@ -382,9 +388,9 @@ pub fn slowdown_with_error(slowdown: f64) -> Estimate {
     with_model_error(slowdown, &[slowdown], [0.0; 2], 0.0)
 }
 
-/// The value with the bounds of the middle 90 % of the draws. The bounds are widened by the model's error, and by the
-/// changes of the slowdown with one deviation more and less space. The error that sampling leaves is one of the
-/// program's cycles.
+/// The value with its 90 % interval. Its ends are the 5th and 95th percentile of `sorted`, or the smallest and largest
+/// of fewer than 20 slowdowns. Added in squares are the model's own error, the sampling error of the program's cycles,
+/// and the changes of the slowdown if the program needs one standard deviation more or less space.
 fn with_model_error(
     value: f64,
     sorted: &[f64],
@@ -393,7 +399,7 @@ fn with_model_error(
 ) -> Estimate {
     let error_share = libm::hypot(ERROR_DEVIATION_SHARE, sampling_error_share);
     let error = NINETY_PERCENT_HALF_WIDTH
-        * libm::hypot(ERROR_DEVIATION_POINTS, error_share * value.max(0.0));
+        * libm::hypot(FIXED_ERROR_DEVIATION, error_share * value.max(0.0));
     let tail_count = sorted.len() / 20;
     let (lower_draw, upper_draw) = (sorted[tail_count], sorted[sorted.len() - 1 - tail_count]);
     let (space_fall, space_rise) = space_changes
@@ -412,7 +418,7 @@ fn with_model_error(
     let low_end = value - total_half_width(value - lower_draw, space_fall);
     Estimate {
         value,
-        low: low_end.max(-0.02).min(value),
+        low: low_end.max(MIN_SLOWDOWN).min(value),
         high: value + total_half_width(upper_draw - value, space_rise),
     }
 }
@@ -446,8 +452,8 @@ fn is_pooled(machine: &MachineSpec) -> bool {
     cache.is_some_and(|cache| cache.pool_bytes.is_some())
 }
 
-/// The machine while its neighbors do little, what is stated, and much: with more traffic they leave a smaller pool. Alone if
-/// they are steady.
+/// The machine with quiet neighbors, as described, and with busy neighbors, which leave a smaller pool; only as
+/// described if the description states no spread.
 fn neighbor_states(machine: &MachineSpec) -> Vec<MachineSpec> {
     let Some(contended) = machine.last_level_cache() else {
         return vec![machine.clone()];
@@ -481,8 +487,8 @@ fn neighbor_states(machine: &MachineSpec) -> Vec<MachineSpec> {
 
 /// The rates of a program alone, by state of the neighbors.
 ///
-/// Where other systems fill the cache, a program alone does not find the whole of it either, so that its slowdown is against
-/// a run of its own.
+/// Where other systems fill the cache, a program alone does not find the whole of it either, so that its slowdown is
+/// against a run of its own.
 fn solve_alone(
     states: &[MachineSpec],
     program: &TimedProgram,
@@ -498,12 +504,14 @@ fn mean_cycles_per_instr(runs: &[RunRates]) -> f64 {
     sum / runs.len() as f64
 }
 
-/// Each program of a group takes a different draw, so that the combinations vary.
+/// Program `index` takes every `index + 1`-th draw in turn, so that the combinations vary. In the last draw all
+/// programs take the same one.
 fn draw_of_member(draw_index: usize, index: usize) -> usize {
     draw_index + index * (draw_index + 1)
 }
 
-/// Runs programs together on the interval machine, each of which needs `space_factor` times the space for the same misses.
+/// Runs programs together on the interval machine, each of which needs `space_factor` times the space for the same
+/// misses.
 fn solve_with_cache(
     machine: &MachineSpec,
     programs: &[&TimedProgram],
@@ -561,8 +569,8 @@ fn line_lifetime_cycles(machine: &MachineSpec) -> f64 {
         .unwrap_or(0.0)
 }
 
-/// Runs an engine until `start_cycles`, and then for `read_cycles`; the rates are each task's in the latter. Misses are those
-/// of the task's counter.
+/// Runs an engine until `start_cycles`, and then for `read_cycles`; the rates are each task's in the latter. Misses are
+/// those of the task's counter.
 pub(crate) fn window_rates(
     engine: &mut IntervalEngine,
     slots: &[u32],
@@ -638,8 +646,8 @@ mod tests {
         );
     }
 
-    /// Do neighbors that fill a pool fast leave a co-runner nothing to take, slow ones what the cache itself has, and does a
-    /// program that neighbors have slowed down already lose nothing to a co-runner without traffic?
+    /// Do neighbors that fill a pool fast leave a co-runner nothing to take, slow ones what the cache itself has, and
+    /// does a program that neighbors have slowed down already lose nothing to a co-runner without traffic?
     #[test]
     fn neighbors_decide_how_long_lines_stay() {
         let mut machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
@@ -683,8 +691,8 @@ mod tests {
         assert!(slow_alone > 1.1 * fast_alone, "{slow_alone} {fast_alone}");
     }
 
-    /// Do two working sets that are read in a cycle miss as often as in an exact simulation of the sets, with pages on random
-    /// frames? The first two fit together, except where a set overflows. Of the others, one fits alone.
+    /// Do two working sets that are read in a cycle miss as often as in an exact simulation of the sets, with pages on
+    /// random frames? The first two fit together, except where a set overflows. Of the others, one fits alone.
     #[test]
     fn working_sets_miss_where_sets_overflow() {
         const REFERENCES_PER_INSTR: f64 = 0.002;
@@ -744,8 +752,8 @@ mod tests {
         }
     }
 
-    /// Does a program wait for the memory traffic of a program on another cache of the same bus? Each uses about a twentieth
-    /// of the bus, so that the wait is small, but far above the error of the solution.
+    /// Does a program wait for the memory traffic of a program on another cache of the same bus? Each uses about a
+    /// twentieth of the bus, so that the wait is small, but far above the error of the solution.
     #[test]
     fn a_stream_on_another_cache_takes_bandwidth() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
@@ -762,8 +770,8 @@ mod tests {
         assert!(alone.abs() < 1e-4 && apart > 0.002, "{alone} {apart}");
     }
 
-    /// Without timing, does the interval of a stream beside xz include a loss of bandwidth of more than 10 %, although most
-    /// programs of the prior lose nothing? The stream is prefetched, and loses 13.2 % on the cycle-level machine.
+    /// Without timing, does the interval of a stream beside xz include a loss of bandwidth of more than 10 %, although
+    /// most programs of the prior lose nothing? The stream is prefetched, and loses 13.2 % on the cycle-level machine.
     #[test]
     fn a_prior_carries_its_width_through_bandwidth() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
@@ -796,8 +804,8 @@ mod tests {
         assert!(slowdown.value < 0.02 && slowdown.high > 0.1, "{slowdown:?}");
     }
 
-    /// Where neighbors' traffic varies, is a loss between those in its extremes, does the interval hold these, and does each member of
-    /// a pair get the same in a matrix of pairs as in a group?
+    /// Where neighbors' traffic varies, is a loss between those in its extremes, does the interval hold these, and does
+    /// each member of a pair get the same in a matrix of pairs as in a group?
     #[test]
     fn a_forecast_is_a_mean_over_what_neighbors_do() {
         let mut machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();

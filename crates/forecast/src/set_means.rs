@@ -16,8 +16,8 @@ pub(crate) const MAX_ROUNDING_SHARE: f64 = 1e-4;
 /// Half of the quantiles of a normal distribution at the middles of eight equally likely parts.
 const NORMAL_QUANTILES: [f64; 4] = [0.157_311, 0.488_776, 0.887_147, 1.534_121];
 
-/// Adds a point at every multiple of `step_bytes` between two measured sizes where misses change. Its rates are those of
-/// both sizes, mixed as the misses by stack distance.
+/// Adds a point at every multiple of `step_bytes` between two measured sizes where misses change. Its rates are those
+/// of both sizes, mixed as the misses by stack distance.
 pub fn points_by_distances(
     points: &[SizePoint],
     histogram: &DistanceHistogram,
@@ -221,8 +221,9 @@ mod tests {
         }
     }
 
-    /// Does a cyclic working set that fills the cache miss in half of the sets alone, and lose the other hits set by set as
-    /// others take space, does one of half the cache keep its own, and do rates without a cliff stay as they are?
+    /// Does a cyclic working set that fills the cache miss in half of the sets alone, and lose the other hits set by
+    /// set as others take space, does one of half the cache keep its own, and do rates without a cliff stay as they
+    /// are?
     #[test]
     fn a_cliff_is_spread_over_sets() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();

@@ -166,7 +166,8 @@ impl TimedProgram {
     /// Times a profile's program: from its sample, or else from the prior.
     ///
     /// # Errors
-    /// The profile has neither a sample nor a miss curve with references per instruction, or its sample has other lines.
+    /// The profile has neither a sample nor a miss curve with references per instruction, or its sample has other
+    /// lines.
     pub fn from_profile(file: &ProfileFile, machine: &MachineSpec) -> ForecastResult<Self> {
         match &file.sample {
             Some(sample) => TimedProgram::from_sample(&file.program, sample, machine),

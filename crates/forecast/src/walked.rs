@@ -19,8 +19,8 @@ use cachemate_locality::window_walk::{
 use crate::set_means::points_by_distances;
 use crate::{ForecastResult, failed};
 
-/// Shares of the contended cache at which the program is walked: halves, and one more between each of the three largest,
-/// because a working set often ends there.
+/// Shares of the contended cache at which the program is walked: halves, and one more between each of the three
+/// largest, because a working set often ends there.
 const WALKED_SHARES: [f64; 7] = [0.0625, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0];
 /// Number of sizes at which the interval machine tabulates rates.
 const TABULATED_SIZE_COUNT: f64 = 64.0;
@@ -102,8 +102,8 @@ pub fn walk_sample(
     })
 }
 
-/// Lengthens the phases of a short program until a round of them has [`MIN_ROUND_INSTR`]: a forecast lasts many cycles, and
-/// each change of a phase is an event.
+/// Lengthens the phases of a short program until a round of them has [`MIN_ROUND_INSTR`]: a forecast lasts many cycles,
+/// and each change of a phase is an event.
 fn repeat_phases(phases: &mut [ProgramPhase]) {
     let round_instr: f64 = phases.iter().filter_map(|phase| phase.instructions).sum();
     let repeats = libm::ceil(MIN_ROUND_INSTR / round_instr.max(1.0)).max(1.0);
@@ -233,9 +233,9 @@ impl PhaseWalker<'_> {
         contended.is_some_and(|level| level.neighbor_lines_per_cycle > 0.0)
     }
 
-    /// Leaves the largest private cache the lines that stay in it beside a thread of another system on the same core, at the
-    /// speed that the program has if it misses no shared cache. That thread's lines count since the program's oldest one, so
-    /// that a fast program keeps more (Che's equation, as in [`cachemate_interval`]'s occupancies).
+    /// Leaves the largest private cache the lines that stay in it beside a thread of another system on the same core,
+    /// at the speed that the program has if it misses no shared cache. That thread's lines count since the program's
+    /// oldest one, so that a fast program keeps more (Che's equation, as in [`cachemate_interval`]'s occupancies).
     fn share_private_cache(&mut self, phase: &StreamPhase, histogram: &DistanceHistogram) {
         let Some(private_level) = self.machine.levels.len().checked_sub(2) else {
             return;
@@ -324,8 +324,8 @@ impl PhaseWalker<'_> {
         };
         let reads = demand_fills + prefetch_fills;
         let bus_cycles = (reads + writebacks) * self.machine.cycles_per_line;
-        // A read holds one of the bus's slots for its latency. The walk sees those of all lines but the ones that are found to
-        // have been prefetched only when they are used.
+        // A read holds one of the bus's slots for its latency. The walk sees those of all lines but the ones that are
+        // found to have been prefetched only when they are used.
         let slot_cycles = match self.machine.max_reads {
             Some(slots) => reads * self.machine.memory_latency_cycles / slots as f64,
             None => 0.0,
@@ -362,8 +362,8 @@ impl PhaseWalker<'_> {
 mod tests {
     use super::*;
 
-    /// Does a loop of 1,000 lines just stay in a cache of 1,500 if the neighbors fill one line while it touches two, lose a part
-    /// at half the speed, and have room for more lines than it has in a larger cache?
+    /// Does a loop of 1,000 lines just stay in a cache of 1,500 if the neighbors fill one line while it touches two,
+    /// lose a part at half the speed, and have room for more lines than it has in a larger cache?
     #[test]
     fn a_fast_loop_keeps_more_of_a_cache_that_neighbors_fill() {
         let level = |lines: u64| WalkLevel {

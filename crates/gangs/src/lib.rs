@@ -9,8 +9,11 @@
 //! plan that the kernel executes, which the client compares with the one that it sent.
 //!
 //! # Invariants
-//! - An unknown field, or a missing one without a default, is an error and not ignored.
-//! - A plan with an older or equal generation is refused.
+//! - An unknown field of a request, or a missing one without a default, is an error and not
+//!   ignored, because the scheduler would otherwise execute another plan than the client means.
+//!   Unknown fields of a reply are ignored, so that a newer scheduler can report more.
+//! - The scheduler refuses a plan whose generation is not larger than that of the plan in force;
+//!   these types only carry both numbers.
 
 #![warn(missing_docs)]
 

@@ -85,9 +85,9 @@ impl PhaseCurves {
         }
     }
 
-    /// Sets the size of a private cache. A program with no more lines in the contended cache reuses none of them, because
-    /// the private cache has them too. Smaller sizes therefore have the rates of the smallest measured size, if that is
-    /// no larger than a private cache.
+    /// Sets the size of a private cache. A program with no more lines in the contended cache reuses none of them,
+    /// because the private cache has them too. Smaller sizes therefore have the rates of the smallest measured size, if
+    /// that is no larger than a private cache.
     pub fn with_private_bytes(self, private_bytes: f64) -> Self {
         PhaseCurves {
             private_bytes,
@@ -95,8 +95,8 @@ impl PhaseCurves {
         }
     }
 
-    /// Sets the share of a stream's lines that take space as under LRU. A program's stream is what it fills with the whole
-    /// cache to itself: those lines are not touched again before the cache evicts them.
+    /// Sets the share of a stream's lines that take space as under LRU. A program's stream is what it fills with the
+    /// whole cache to itself: those lines are not touched again before the cache evicts them.
     pub fn with_stream_insertion(self, stream_insertion: f64) -> Self {
         PhaseCurves {
             stream_insertion,
@@ -325,8 +325,8 @@ fn interpolate(low: &SizeRates, high: &SizeRates, share: f32) -> SizeRates {
     }
 }
 
-/// Fills in `window_instr` of each node by integrating over sizes, with the mean fill rate of each step. Of the lines that
-/// miss even with the whole cache, only a share counts, because they are inserted low and displace each other.
+/// Fills in `window_instr` of each node by integrating over sizes, with the mean fill rate of each step. Of the lines
+/// that miss even with the whole cache, only a share counts, because they are inserted low and displace each other.
 fn fill_windows(
     nodes: &mut [SizeRates],
     lines_per_step: f64,
@@ -684,8 +684,8 @@ mod tests {
         assert!((f64::from(lines) / LINES - 0.5).abs() < 0.02, "{lines}");
     }
 
-    /// Does a stream of which a quarter is inserted as under LRU take a quarter of the space in the same time, and a program
-    /// that fits as much as before?
+    /// Does a stream of which a quarter is inserted as under LRU take a quarter of the space in the same time, and a
+    /// program that fits as much as before?
     #[test]
     fn a_stream_that_is_inserted_low_takes_less_space() {
         let footprint = |insertion: f64, phase: &ProgramPhase| {

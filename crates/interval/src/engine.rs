@@ -63,7 +63,8 @@ const FIRST_STEP_OF_NEWCOMER: f64 = 1.0 / 32.0;
 const MIN_REPORTED_LOAD_CHANGE: f32 = 0.003;
 const MAX_STEP_NS: f64 = 1e9;
 const MIN_STEP_CYCLES: f64 = 1_000.0;
-/// Shortest step as a share of the time in which neighbors fill a cache: what a program holds does not follow them faster.
+/// Shortest step as a share of the time in which neighbors fill a cache: what a program holds does not follow them
+/// faster.
 const MIN_STEP_LIFETIMES: f64 = 0.01;
 
 /// All work of a task since its arrival.
@@ -652,7 +653,8 @@ impl IntervalEngine {
         self.curves.capacity_lines()
     }
 
-    /// Lines that partitions divide. Neighbors do not respect partitions, so these are the lines that this system finds free.
+    /// Lines that partitions divide. Neighbors do not respect partitions, so these are the lines that this system finds
+    /// free.
     pub fn divisible_lines(&self) -> f32 {
         self.divisible_lines
     }

@@ -530,8 +530,8 @@ impl MemorySystem {
         }
     }
 
-    /// Slots that the reads at a package's bus or, without a package, at the node's controller hold; `None` if there is no
-    /// limit.
+    /// Slots that the reads at a package's bus or, without a package, at the node's controller hold; `None` if there is
+    /// no limit.
     fn slots_before(&self, node: usize, package: Option<u32>) -> Option<f64> {
         let groups = match package {
             Some(package) => package as usize..package as usize + 1,
@@ -582,9 +582,10 @@ impl MemorySystem {
     }
 }
 
-/// A queue in which no more reads wait than there are slots: the others wait for a slot, and not here as well. The longer
-/// lines wait here, the longer they hold their slots, and the fewer arrive; so half of the way to the new solution, in
-/// orders of magnitude, is taken at once, because the whole way leads from an empty queue to a full one and back.
+/// A queue in which no more reads wait than there are slots: the others wait for a slot, and not here as well. The
+/// longer lines wait here, the longer they hold their slots, and the fewer arrive; so half of the way to the new
+/// solution, in orders of magnitude, is taken at once, because the whole way leads from an empty queue to a full one
+/// and back.
 fn behind_slots(slots: f64, solution: QueueSolution, before: QueueSolution) -> QueueSolution {
     let lines_ahead = solution.lines_ahead.min(slots).max(EMPTY_QUEUE_LINES);
     QueueSolution {

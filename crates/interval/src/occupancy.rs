@@ -115,8 +115,8 @@ pub struct OccupancyModel {
     pub domains: Vec<CacheDomain>,
     /// Capacity of each group of domains, which is the joint capacity of its parts.
     groups: Vec<f32>,
-    /// Lines with which other systems fill the cache too, unless it is divided. Those since the cut-off count beside the
-    /// users' lines.
+    /// Lines with which other systems fill the cache too, unless it is divided. Those since the cut-off count beside
+    /// the users' lines.
     neighbor_lines_per_cycle: f64,
     /// The task of each entry; it stays until the lines of a task that left are evicted.
     pub task: Vec<u32>,

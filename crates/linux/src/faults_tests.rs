@@ -82,8 +82,8 @@ fn confining_plan(observation: &cachemate_core::Observation, ns: u64) -> Plan {
     }
 }
 
-/// A host with a confined group and these threads, which a machine with this state directory has just moved to CPU 1, and
-/// the previous state of all threads.
+/// A host with a confined group and these threads, which a machine with this state directory has just moved to CPU 1,
+/// and the previous state of all threads.
 fn machine_with_moved_threads(
     threads: std::ops::Range<i32>,
     state_dir: &std::path::Path,
@@ -212,8 +212,8 @@ fn faults_on_any_write_leave_a_consistent_state() {
     }
 }
 
-/// As above with way masks and limits of bandwidth on a fake resctrl, where children are born into groups: does the reported state match the
-/// groups', are other tools' groups unchanged, and is none of our groups left at the end?
+/// As above with way masks and limits of bandwidth on a fake resctrl, where children are born into groups: does the
+/// reported state match the groups', are other tools' groups unchanged, and is none of our groups left at the end?
 #[test]
 fn faults_among_way_masks_and_limits_leave_a_consistent_state() {
     for seed in 0..40 {
@@ -598,8 +598,8 @@ fn a_window_in_which_the_daemon_stood_still_is_flagged() {
     assert_eq!(reason(&mut machine), WindowEnd::Elapsed);
 }
 
-/// Does the growth of a rule's progress file count as the work of the rule's first process, is only that process promised
-/// the rate, and is a file that shrinks or contains no number no evidence?
+/// Does the growth of a rule's progress file count as the work of the rule's first process, is only that process
+/// promised the rate, and is a file that shrinks or contains no number no evidence?
 #[test]
 fn the_first_process_of_a_rule_has_the_work_that_its_file_counts() {
     let dir = tempfile::tempdir().unwrap();

@@ -38,8 +38,8 @@ use lineage::{Lineage, RecordedAncestry};
 use process_events::ProcessEventSubscription;
 use scheduling::SchedParams;
 
-/// Locks a value. A poisoned lock only means that another thread panicked: neither a kernel nor a table that is replaced
-/// entry by entry has a state that the panic could leave inconsistent.
+/// Locks a value. A poisoned lock only means that another thread panicked: neither a kernel nor a table that is
+/// replaced entry by entry has a state that the panic could leave inconsistent.
 pub fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
     value.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -152,8 +152,8 @@ pub trait Kernel {
     }
     /// Writes the whole text by one `write(2)`, as kernel files require; a short write is an error.
     fn write(&self, path: &Path, text: &str) -> io::Result<()>;
-    /// Makes the owner of the control group with this control file set the group's CPUs. Returns false if the group has no
-    /// owner that accepts requests.
+    /// Makes the owner of the control group with this control file set the group's CPUs. Returns false if the group has
+    /// no owner that accepts requests.
     fn set_cpus_by_owner(&self, _cpus_file: &Path, _cpus: &str) -> io::Result<bool> {
         Ok(false)
     }
@@ -250,7 +250,8 @@ pub trait Kernel {
             ..SchedParams::from_policy(stat.policy)
         })
     }
-    /// Returns the processor time of all threads of a process so far. Ended threads are included if the kernel counts them.
+    /// Returns the processor time of all threads of a process so far. Ended threads are included if the kernel counts
+    /// them.
     fn run_time_ns(&self, pid: i32) -> io::Result<u64> {
         sum_run_times(self, pid)
     }
@@ -262,8 +263,8 @@ pub trait Kernel {
     fn group_moves(&self) -> io::Result<GroupMoves> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// Records the births of processes from the first call on, if the host reports them. Later calls take the reports that
-    /// have come since, and must not be far apart, because the kernel keeps a bounded number of them.
+    /// Records the births of processes from the first call on, if the host reports them. Later calls take the reports
+    /// that have come since, and must not be far apart, because the kernel keeps a bounded number of them.
     fn record_births(&self) {}
     /// The ancestors of a living process whose birth was recorded; `None` if it was not.
     fn recorded_ancestry(&self, _pid: i32) -> Option<RecordedAncestry> {

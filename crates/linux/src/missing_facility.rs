@@ -1,4 +1,5 @@
-//! The answer of everything that tries whether the host has a facility: the reason why it cannot be used, and the remedy.
+//! The answer of everything that tries whether the host has a facility: the reason why it cannot be used, and the
+//! remedy.
 
 /// A facility that cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

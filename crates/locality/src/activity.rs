@@ -6,8 +6,8 @@
 //! set in both, and the next sample is expected to equal the last one.
 //!
 //! The paper leaves open the number of super sets and the thresholds. It describes both "contiguous groups of sets"
-//! (2.2) and "the low order bits of the set" (4.2); the machine that counts chooses. Because an absolute threshold depends
-//! on the length of the sample, a threshold relative to the mean of the vector is offered too.
+//! (2.2) and "the low order bits of the set" (4.2); the machine that counts chooses. Because an absolute threshold
+//! depends on the length of the sample, a threshold relative to the mean of the vector is offered too.
 
 use cachemate_core::{IndexSet, SuperSetCount};
 

@@ -61,8 +61,8 @@ pub struct LineSource {
     pub round_trip_cycles: f64,
     /// Lines that arrive at once.
     pub together_lines: f64,
-    /// Share of the lines that arrive at random times; the others follow one that has returned. Those form no queue before
-    /// the station is full, because all lines take equally long.
+    /// Share of the lines that arrive at random times; the others follow one that has returned. Those form no queue
+    /// before the station is full, because all lines take equally long.
     pub random_share: f64,
     /// Share of the time in which the program runs.
     pub time_share: f64,
@@ -101,8 +101,8 @@ const TOLERANCE: f64 = 1e-5;
 const MAX_OWN_LOAD: f64 = 0.999;
 
 impl LineSource {
-    /// Returns the number of lines that the program has in flight: those whose waits overlap, up to the maximum, or those
-    /// that its profile shows (Little's law) if they are more.
+    /// Returns the number of lines that the program has in flight: those whose waits overlap, up to the maximum, or
+    /// those that its profile shows (Little's law) if they are more.
     pub fn in_flight(&self) -> f64 {
         let waits = self.demand_waits + self.late_waits;
         let most = self.max_in_flight.max(1.0);
@@ -114,8 +114,8 @@ impl LineSource {
         overlapped.max(self.reads * self.round_trip_cycles / self.cycles.max(f64::MIN_POSITIVE))
     }
 
-    /// Returns the cycles per instruction with these waits: those for one line after another, or the time that all lines
-    /// need if they fill every place in flight.
+    /// Returns the cycles per instruction with these waits: those for one line after another, or the time that all
+    /// lines need if they fill every place in flight.
     fn cycles_at(&self, waits: LineWaits, solo: LineWaits) -> f64 {
         let waiting = self.cycles
             + self.added_elsewhere_cycles
@@ -201,8 +201,8 @@ impl QueueStation {
         }
     }
 
-    /// Returns the probability that a line finds a queue of this many lines or more, if it finds `lines_ahead` in the mean.
-    /// A queue's length decays exponentially.
+    /// Returns the probability that a line finds a queue of this many lines or more, if it finds `lines_ahead` in the
+    /// mean. A queue's length decays exponentially.
     pub fn tail_probability(&self, lines_ahead: f64, load: f64, lines: f64) -> f64 {
         if lines_ahead <= 0.0 {
             return 0.0;
@@ -246,8 +246,8 @@ impl QueueStation {
         self.servers <= 1.0
     }
 
-    /// Returns the waits of a program's lines if lines from outside find `lines_ahead`, and its cycles per instruction. The
-    /// program runs when its line arrives, and the line does not wait for itself.
+    /// Returns the waits of a program's lines if lines from outside find `lines_ahead`, and its cycles per instruction.
+    /// The program runs when its line arrives, and the line does not wait for itself.
     fn waits(&self, source: &LineSource, lines_ahead: f64, solo: LineWaits) -> (LineWaits, f64) {
         let residual = if self.has_one_server() {
             self.residual_share
@@ -283,8 +283,8 @@ impl QueueStation {
         }
     }
 
-    /// Returns the cycles per instruction that this station adds to those of the program's profile: at most the time in which
-    /// the others' lines in flight pass, for each time that the program's own lines are replaced.
+    /// Returns the cycles per instruction that this station adds to those of the program's profile: at most the time in
+    /// which the others' lines in flight pass, for each time that the program's own lines are replaced.
     pub fn added_cycles(&self, source: &LineSource, solution: &QueueSolution) -> f64 {
         let solo = self.solo_waits(source);
         let (_, cycles) = self.waits(source, solution.lines_ahead, solo);
@@ -294,7 +294,8 @@ impl QueueStation {
         (cycles - source.cycles - source.added_elsewhere_cycles).clamp(0.0, most)
     }
 
-    /// Returns the time in which all lines pass that a program's line can find, other than those for which it waits alone.
+    /// Returns the time in which all lines pass that a program's line can find, other than those for which it waits
+    /// alone.
     fn most_added_wait(&self, source: &LineSource, solution: &QueueSolution) -> f64 {
         // A profile that exceeds the bandwidth does not contain its own waits.
         let is_possible = source.lines * self.cycles_per_line <= source.cycles;
@@ -306,7 +307,8 @@ impl QueueStation {
         self.cycles_per_line * (solution.in_flight - own_lines).max(0.0)
     }
 
-    /// Solves the closed network of these programs. The search starts at `start`, the lines ahead of an earlier solution.
+    /// Solves the closed network of these programs. The search starts at `start`, the lines ahead of an earlier
+    /// solution.
     pub fn solve(&self, sources: &[LineSource], start: f64) -> QueueSolution {
         let in_flight: f64 = sources.iter().map(LineSource::in_flight).sum();
         // Returns the lines that wait or are in service, and the load.

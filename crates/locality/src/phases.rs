@@ -214,7 +214,8 @@ const NOISE_INTERVALS: usize = 16;
 /// over the last intervals leaves out those that span a change of phase. An interval of one window shows no noise.
 #[derive(Clone, Debug, Default)]
 pub struct SignalNoise {
-    /// Number of windows of the current interval, their total weight, their mean, and their weighted squared deviations.
+    /// Number of windows of the current interval, their total weight, their mean, and their weighted squared
+    /// deviations.
     window_count: u32,
     weight: f64,
     mean: Vec<f64>,

@@ -7,7 +7,7 @@
 
 /// An instruction set that this processor supports. Only detection creates values of this type.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Simd(pub(crate) SimdLevel);
+pub struct Simd(SimdLevel);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SimdLevel {
@@ -49,7 +49,12 @@ impl Simd {
         instruction_sets
     }
 
-    /// Returns the name: `avx512`, `avx2` or `portable`.
+    /// For [`dispatch!`], the only code outside of this module that looks into the value.
+    pub(crate) fn level(self) -> SimdLevel {
+        self.0
+    }
+
+    /// `avx512`, `avx2` or `portable`.
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -76,9 +81,9 @@ pub(crate) struct U32x16(pub [u32; 16]);
 /// A function may be called only on a processor that has the instruction set of the implementing type, and with a
 /// `lane` below the bound that it states.
 pub(crate) trait Lanes {
-    /// Adds one to every lane below `lane` (< 32), and returns the value of lane `lane`.
+    /// Adds one to every lane below `lane` (< 32). Returns lane `lane`, which stays as it is.
     unsafe fn bump_u16(counters: &mut U16x32, lane: usize) -> u16;
-    /// Adds one to every lane below `lane` (< 16), and returns the value of lane `lane`.
+    /// Adds one to every lane below `lane` (< 16). Returns lane `lane`, which stays as it is.
     unsafe fn bump_u32(counters: &mut U32x16, lane: usize) -> u32;
     /// Returns a mask whose bit i is set if lane i of the first eight equals `tag`.
     unsafe fn equal_8(lanes: &U32x16, tag: u32) -> u32;
@@ -122,7 +127,8 @@ macro_rules! dispatch {
             // SAFETY: this function runs only if the processor has its instruction set (below).
             unsafe { $body::<$crate::simd::Avx2>($($arg),*) }
         }
-        match $simd.0 {
+        match $simd.level() {
+            #[cfg(target_arch = "x86_64")]
             // SAFETY: a `Simd` of this level exists only if the processor has the instruction set.
             $crate::simd::SimdLevel::Avx512 => unsafe { avx512($($arg),*) },
             #[cfg(target_arch = "x86_64")]
@@ -170,7 +176,8 @@ static ONES_U32: [u32; 32] = {
     one_masks
 };
 
-/// Sixteen zeros followed by words of all ones: a window into this array keeps the lanes above n.
+/// Seventeen zeros followed by words of all ones: the window that begins at 16 - n keeps the lanes above n, and clears
+/// lanes 0 to n. With n = 16 it clears all.
 static KEEP_ABOVE: [u32; 32] = {
     let mut above_masks = [0; 32];
     let mut index = 17;
@@ -209,17 +216,17 @@ fn move_tag_to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
 impl Lanes for Portable {
     #[inline(always)]
     unsafe fn bump_u16(counters: &mut U16x32, lane: usize) -> u16 {
-        let previous_count = counters.0[lane & 31];
+        let count = counters.0[lane & 31];
         let one_values: [u16; 32] = std::array::from_fn(|index| ONES_U16[32 - (lane & 31) + index]);
         counters.0 = std::array::from_fn(|index| counters.0[index].wrapping_add(one_values[index]));
-        previous_count
+        count
     }
     #[inline(always)]
     unsafe fn bump_u32(counters: &mut U32x16, lane: usize) -> u32 {
-        let previous_count = counters.0[lane & 15];
+        let count = counters.0[lane & 15];
         let one_values: [u32; 16] = std::array::from_fn(|index| ONES_U32[16 - (lane & 15) + index]);
         counters.0 = std::array::from_fn(|index| counters.0[index].wrapping_add(one_values[index]));
-        previous_count
+        count
     }
     #[inline(always)]
     unsafe fn equal_8(lanes: &U32x16, tag: u32) -> u32 {
@@ -285,7 +292,7 @@ mod x86 {
             // SAFETY: the processor has the instructions and `lane` is below 32 (the caller's promise); the counters
             // are aligned to 64 bytes.
             unsafe {
-                let previous_count = *counters.0.get_unchecked(lane);
+                let count = *counters.0.get_unchecked(lane);
                 let address = counters.0.as_mut_ptr().cast();
                 let counts = _mm512_load_si512(address);
                 let lanes_below = ((1u64 << lane) - 1) as u32;
@@ -293,7 +300,7 @@ mod x86 {
                     address,
                     _mm512_mask_sub_epi16(counts, lanes_below, counts, _mm512_set1_epi16(-1)),
                 );
-                previous_count
+                count
             }
         }
         #[inline(always)]
@@ -301,7 +308,7 @@ mod x86 {
             // SAFETY: the processor has the instructions and `lane` is below 16 (the caller's promise); the counters
             // are aligned to 64 bytes.
             unsafe {
-                let previous_count = *counters.0.get_unchecked(lane);
+                let count = *counters.0.get_unchecked(lane);
                 let address = counters.0.as_mut_ptr().cast();
                 let counts = _mm512_load_si512(address);
                 let lanes_below = ((1u32 << lane) - 1) as u16;
@@ -309,7 +316,7 @@ mod x86 {
                     address,
                     _mm512_mask_sub_epi32(counts, lanes_below, counts, _mm512_set1_epi32(-1)),
                 );
-                previous_count
+                count
             }
         }
         #[inline(always)]
@@ -367,6 +374,7 @@ mod x86 {
             // many lines are written as the checked slice of `retained` is long.
             unsafe {
                 let salts = _mm512_set1_epi64(salt as i64);
+                // `SplitMix64::scatter`, eight lines at a time; its top 24 bits are compared.
                 // The comparison is inclusive, because a threshold of 2^24 keeps every line.
                 let max_key = _mm512_set1_epi64((threshold << 40).wrapping_sub(1) as i64);
                 let first_multiplier = _mm512_set1_epi64(0xBF58_476D_1CE4_E5B9u64 as i64);
@@ -455,7 +463,7 @@ mod x86 {
             // SAFETY: the processor has the instructions and `lane` is below 32 (the caller's promise); the counters
             // are aligned to 64 bytes.
             unsafe {
-                let previous_count = *counters.0.get_unchecked(lane);
+                let count = *counters.0.get_unchecked(lane);
                 let counter_pointer: *mut __m256i = counters.0.as_mut_ptr().cast();
                 let one_values: *const __m256i = ONES_U16.as_ptr().add(32 - lane).cast();
                 for half_index in 0..2 {
@@ -465,7 +473,7 @@ mod x86 {
                     );
                     _mm256_store_si256(counter_pointer.add(half_index), sum);
                 }
-                previous_count
+                count
             }
         }
         #[inline(always)]
@@ -473,7 +481,7 @@ mod x86 {
             // SAFETY: the processor has the instructions and `lane` is below 16 (the caller's promise); the counters
             // are aligned to 64 bytes.
             unsafe {
-                let previous_count = *counters.0.get_unchecked(lane);
+                let count = *counters.0.get_unchecked(lane);
                 let counter_pointer: *mut __m256i = counters.0.as_mut_ptr().cast();
                 let one_values: *const __m256i = ONES_U32.as_ptr().add(16 - lane).cast();
                 for half_index in 0..2 {
@@ -483,7 +491,7 @@ mod x86 {
                     );
                     _mm256_store_si256(counter_pointer.add(half_index), sum);
                 }
-                previous_count
+                count
             }
         }
         #[inline(always)]

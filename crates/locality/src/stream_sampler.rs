@@ -1,11 +1,11 @@
 //! Samples a program's stream of accesses in one pass, with the stack distance of each sampled access.
 //!
-//! Problem: a recording has more accesses than a timing model needs, and its length is not known before its end. Method:
-//! systematic sampling. A part of the stream is kept at every multiple of a period; whenever there are twice as many parts
-//! as wanted, every second one is dropped and the period doubles. Stretches for the histograms merge in the same way.
-//! Stack distances come from the exact engine, so that each part starts with warm caches of every size (functional
-//! warming, as in SMARTS). Properties: one pass; memory grows with the number of distinct lines, not with the length;
-//! the parts of a stream do not depend on how it is divided into pushes.
+//! Problem: a recording has more accesses than a timing model needs, and its length is not known before its end.
+//! Method: systematic sampling. A part of the stream is kept at every multiple of a period; whenever there are twice as
+//! many parts as wanted, every second one is dropped and the period doubles. Stretches for the histograms merge in the
+//! same way. Stack distances come from the exact engine, so that each part starts with warm caches of every size
+//! (functional warming, as in SMARTS). Properties: one pass; memory grows with the number of distinct lines, not with
+//! the length; the parts of a stream do not depend on how it is divided into pushes.
 
 use cachemate_core::{
     CoreSamples, CoreStretch, InstructionTiming, MEASURED_ACCESSES, SampledAccess, StreamPhase,
@@ -161,8 +161,9 @@ impl StreamSampler {
         Ok(())
     }
 
-    /// Returns the sample, and the number of accesses at every distance. `core` is what instructions cost in stretches of
-    /// the stream, and what branches wait for, if that is known. Which of an instruction's loads delay a branch is drawn.
+    /// Returns the sample, and the number of accesses at every distance. `core` is what instructions cost in stretches
+    /// of the stream, and what branches wait for, if that is known. Which of an instruction's loads delay a branch is
+    /// drawn.
     ///
     /// # Errors
     /// As [`push`](Self::push).
@@ -322,7 +323,8 @@ mod tests {
             .unwrap()
     }
 
-    /// Is the sample the same however the stream is divided into pushes, for lengths around each doubling of the period?
+    /// Is the sample the same however the stream is divided into pushes, for lengths around each doubling of the
+    /// period?
     #[test]
     fn parts_do_not_depend_on_pushes() {
         for count in [0, 1, 127, 500, 98_303, 98_304, 98_305, 150_000, 400_001] {
@@ -343,8 +345,8 @@ mod tests {
         }
     }
 
-    /// Are parts spread over the whole stream at equal distances, with the distances that the accesses have in the whole
-    /// stream?
+    /// Are parts spread over the whole stream at equal distances, with the distances that the accesses have in the
+    /// whole stream?
     #[test]
     fn parts_are_spread_evenly_with_their_distances() {
         let (sample, histogram) = sample_of(1_000_000, 1 << 16);
@@ -371,8 +373,8 @@ mod tests {
         assert_eq!(histogram.misses_at(4999), 1_000_000);
     }
 
-    /// Does each part of the stream have the timing of the stretches that end in it, of the next one if none does, and the
-    /// whole all of them?
+    /// Does each part of the stream have the timing of the stretches that end in it, of the next one if none does, and
+    /// the whole all of them?
     #[test]
     fn parts_have_the_core_timing_of_their_stretches() {
         let stretch = |end_record: u64| CoreStretch {

@@ -302,8 +302,8 @@ pub fn sum_counts(counts: &[WalkCounts]) -> WalkCounts {
         .fold(WalkCounts::default(), |sum, count| sum.combine(*count, 1.0))
 }
 
-/// Returns one standard error of the cycles per instruction, relative to them, that sampling leaves; `None` for less than
-/// two parts. The parts lie at equal distances and are taken for random ones (SMARTS, section 3).
+/// Returns one standard error of the cycles per instruction, relative to them, that sampling leaves; `None` for less
+/// than two parts. The parts lie at equal distances and are taken for random ones (SMARTS, section 3).
 pub fn sampling_error_share(parts: &[WalkCounts]) -> Option<f64> {
     let sum = sum_counts(parts);
     if parts.len() < 2 || sum.cycles <= 0.0 || sum.instructions <= 0.0 {
@@ -621,8 +621,8 @@ impl<'a> Walk<'a> {
         self.bus.take(gap_start, line_cycles, past_cycle);
     }
 
-    /// Returns the share of the way to memory that is free for prefetches: 0 if they would wait for longer than an access
-    /// takes, or if the bus reads as many lines as it can.
+    /// Returns the share of the way to memory that is free for prefetches: 0 if they would wait for longer than an
+    /// access takes, or if the bus reads as many lines as it can.
     fn free_room(&self, cycle: f64) -> f64 {
         let latency = self.machine.memory_latency_cycles;
         let line_cycles = self.machine.cycles_per_line;
@@ -780,8 +780,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Shows an access to the prefetchers of the caches that it misses, and of the one that had prefetched its line. What
-    /// they request comes from where this line came from, as far as is known before it is used.
+    /// Shows an access to the prefetchers of the caches that it misses, and of the one that had prefetched its line.
+    /// What they request comes from where this line came from, as far as is known before it is used.
     fn observe(
         &mut self,
         line: u64,

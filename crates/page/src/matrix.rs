@@ -1,4 +1,5 @@
-//! Pairwise slowdowns: forecast for every pair of programs alone on one cache, and measured while both ran on one cache.
+//! Pairwise slowdowns: forecast for every pair of programs alone on one cache, and measured while both ran on one
+//! cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
-//! The one model of a window: every front end reads it. `status`, `top`, `explain` and the metrics read the snapshot of a
-//! running daemon, and the page reads one snapshot after the other, of a daemon or of a recording.
+//! The one model of a window: every front end reads it. `status`, `top`, `explain` and the metrics read the snapshot of
+//! a running daemon, and the page reads one snapshot after the other, of a daemon or of a recording.
 //!
 //! A value that was not measured is `None`, never zero. Names are those of the kernel, which other users choose, so a
 //! front end makes them printable; sentences are printable already.
@@ -206,8 +206,8 @@ pub struct ServiceSnapshot {
     pub cpu_share: f64,
     /// Time in which its threads waited for a CPU, over elapsed time; `None` if the kernel does not report it.
     pub waiting_share: Option<f64>,
-    /// Run time that users feel to be added: by the rate of work, else the product of both losses, or the measured one of
-    /// them; `None` if none was measured.
+    /// Run time that users feel to be added: by the rate of work, else the product of both losses, or the measured one
+    /// of them; `None` if none was measured.
     pub run_time_percent: Option<f64>,
     /// Ends of its interval.
     pub run_time_range_percent: Option<(f64, f64)>,
@@ -348,7 +348,8 @@ pub struct TaskSnapshot {
     pub class: Option<ContentionClass>,
     /// Last-level misses per thousand instructions, by counters.
     pub mpki: Option<f64>,
-    /// Miss curve of the program, as far as it is known: bytes of the last-level cache, misses per thousand instructions.
+    /// Miss curve of the program, as far as it is known: bytes of the last-level cache, misses per thousand
+    /// instructions.
     #[serde(default)]
     pub curve: Vec<(u64, Estimate)>,
     /// Bytes per second that it fills into the last level, by counters or by a probe.

@@ -158,8 +158,8 @@ impl SnapshotBuilder {
         }
     }
 
-    /// Builds the snapshot of one iteration of the loop, with the profiles that the policy received in it and, on a live
-    /// host, the machine's report.
+    /// Builds the snapshot of one iteration of the loop, with the profiles that the policy received in it and, on a
+    /// live host, the machine's report.
     pub fn build_snapshot(
         &mut self,
         record: &WindowRecord,
@@ -348,8 +348,8 @@ impl SnapshotBuilder {
         }
     }
 
-    /// Bytes per second that a thread fills into the last level: its counted misses or, without counters, the lines that
-    /// it evicts while a probe waits.
+    /// Bytes per second that a thread fills into the last level: its counted misses or, without counters, the lines
+    /// that it evicts while a probe waits.
     fn fill_bytes_per_second(
         &self,
         sample: &TaskSample,

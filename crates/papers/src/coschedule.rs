@@ -17,8 +17,8 @@
 //!
 //! Properties: the samples that a task has run are part of its score, so no task waits forever. With a weight of w per
 //! sample and scores that differ by at most d, no task falls more than d/w samples behind. A task without evidence has
-//! no penalties, so it runs soon and evidence is gained. Tasks stay on their caches ([`StickyPlacement`]). CPUs on which
-//! unmovable tasks were observed are not used.
+//! no penalties, so it runs soon and evidence is gained. Tasks stay on their caches ([`StickyPlacement`]). CPUs on
+//! which unmovable tasks were observed are not used.
 
 use std::collections::BTreeMap;
 

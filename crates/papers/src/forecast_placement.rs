@@ -1,10 +1,11 @@
 //! Places programs by forecasts of all of them at once on the whole machine.
 //!
-//! Problem: sums of pairs on one cache lack the waits for memory that other caches cause, and slowdowns of three or more
-//! programs do not add up. Method: the search starts from the best placement by pairs. If the placements are few, all are
-//! forecast. Otherwise, it exchanges two programs or moves one to an idle CPU as long as that lowers the mean slowdown.
-//! Placements that differ only in the cores of a cache are forecast once. Properties: deterministic for a seed; the result
-//! is never worse, by forecast, than the best placement by pairs; at equal slowdown that placement stays.
+//! Problem: sums of pairs on one cache lack the waits for memory that other caches cause, and slowdowns of three or
+//! more programs do not add up. Method: the search starts from the best placement by pairs. If the placements are few,
+//! all are forecast. Otherwise, it exchanges two programs or moves one to an idle CPU as long as that lowers the mean
+//! slowdown. Placements that differ only in the cores of a cache are forecast once. Properties: deterministic for a
+//! seed; the result is never worse, by forecast, than the best placement by pairs; at equal slowdown that placement
+//! stays.
 
 use std::collections::BTreeMap;
 
@@ -24,15 +25,15 @@ const MAX_SEARCHED: usize = 300;
 const RANDOM_SAMPLES: usize = 1000;
 /// Maximum number of new forecasts for random placements.
 const MAX_SAMPLED: usize = 60;
-/// Minimum gain in mean slowdown: the last digit that is printed, and above the difference between two placements that are
-/// mirror images.
+/// Minimum gain in mean slowdown: the last digit that is printed, and above the difference between two placements that
+/// are mirror images.
 const MIN_GAIN: f64 = 1e-4;
 
 /// Forecasts the slowdown of every program, as a share of its solo time, from the CPU of every program.
 pub type MachineForecast<'a, E> = dyn FnMut(&[CpuId]) -> Result<Vec<Estimate>, E> + 'a;
 
-/// Places `names` on the machine with the smallest mean of the forecast slowdowns. With more programs than CPUs, the result
-/// is that of [`place`] by `costs`, because programs that take turns do not run at once.
+/// Places `names` on the machine with the smallest mean of the forecast slowdowns. With more programs than CPUs, the
+/// result is that of [`place`] by `costs`, because programs that take turns do not run at once.
 ///
 /// # Errors
 /// Returns the errors of [`place`] and of `forecast`.
@@ -143,10 +144,12 @@ fn mean_slowdown(estimates: &[Estimate]) -> f64 {
     estimates.iter().map(|estimate| estimate.value).sum::<f64>() / estimates.len() as f64
 }
 
-/// A search over placements, each as a position in `cpus` for every program. These are the CPUs of all caches, in order.
+/// A search over placements, each as a position in `cpus` for every program. These are the CPUs of all caches, in
+/// order.
 struct ForecastSearch<'a, 'f, E> {
     cpus: Vec<CpuId>,
-    /// Interchangeable CPUs have the same number: those on different cores of one cache, as long as each core has one CPU.
+    /// Interchangeable CPUs have the same number: those on different cores of one cache, as long as each core has one
+    /// CPU.
     kinds: Vec<usize>,
     forecast: &'a mut MachineForecast<'f, E>,
     /// Forecasts by the kind of every program's CPU.

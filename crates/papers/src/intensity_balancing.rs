@@ -289,7 +289,8 @@ fn cache_bins(view: &View<'_>) -> Vec<CacheBin> {
     cache_seats.iter().filter_map(build_bin).collect()
 }
 
-/// Explains the place of a task. Rates are given as multiples of the mean rate, because their unit depends on the evidence.
+/// Explains the place of a task. Rates are given as multiples of the mean rate, because their unit depends on the
+/// evidence.
 fn placement_reason(
     index: usize,
     task_loads: &[TaskLoad],

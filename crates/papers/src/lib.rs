@@ -1,7 +1,7 @@
-//! The policies of the literature and of Linux, with their parts: schemes that predict mutual slowdowns, solvers that find an
-//! assignment with a small total slowdown, and policies that decide in every window. The trait of a policy is
-//! [`cachemate_core::Policy`]; the default policy and the verifier around every policy are in `cachemate-auto`, which this
-//! crate does not know.
+//! The policies of the literature and of Linux, with their parts: schemes that predict mutual slowdowns, solvers that
+//! find an assignment with a small total slowdown, and policies that decide in every window. The trait of a policy is
+//! [`cachemate_core::Policy`]; the default policy and the verifier around every policy are in `cachemate-auto`, which
+//! this crate does not know.
 //!
 //! - [`schemes`]: compute mutual slowdowns, or weights for a matching, from profiles.
 //! - [`solvers`]: find the best, worst and random assignments of programs to CPUs.

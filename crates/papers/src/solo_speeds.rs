@@ -68,8 +68,8 @@ impl SoloSpeeds {
 /// Smallest limit of a slowdown by which a slack is divided.
 const MIN_LIMIT: f64 = 0.001;
 
-/// The mean slowdown of tasks, weighted by their run time: a thread that hardly ran says little about its program. `None`
-/// if none of those that ran has a known slowdown.
+/// The mean slowdown of tasks, weighted by their run time: a thread that hardly ran says little about its program.
+/// `None` if none of those that ran has a known slowdown.
 pub fn mean_slowdown(
     tasks: &[&TaskSample],
     slowdown_of: impl Fn(&TaskSample) -> Option<f64>,
@@ -86,9 +86,9 @@ pub fn mean_slowdown(
     (total_ns > 0.0 && mean.is_finite()).then_some(mean)
 }
 
-/// The part of a process's promise that is to spare in this window, as a mean over its threads by run time: of the limit of its
-/// slowdown or, if it has none, of its rate of work. Negative if the promise is missed; `None` if there is no promise
-/// or no measure of it.
+/// The part of a process's promise that is to spare in this window, as a mean over its threads by run time: of the
+/// limit of its slowdown or, if it has none, of its rate of work. Negative if the promise is missed; `None` if there is
+/// no promise or no measure of it.
 pub fn promise_slack(
     view: &View<'_>,
     cache_process: &CacheProcess<'_>,

@@ -291,7 +291,8 @@ fn replay_windows<P: Policy>(
     Ok(window_count)
 }
 
-/// Describes the difference between two decisions: in the plan and, if `compares_all` is set, also in reasons and forecast.
+/// Describes the difference between two decisions: in the plan and, if `compares_all` is set, also in reasons and
+/// forecast.
 fn describe_difference(
     recorded_window: &WindowRecord,
     replayed: &WindowRecord,

@@ -1,7 +1,7 @@
 //! Formats numbers and text for display.
 
-/// Bytes with the largest of K, M, G (powers of 1024) that keeps at most three decimals exact: `64K`, `1.5M`, `100`. A size
-/// that would need four digits and decimals is rounded in the next larger unit: `1.41M`.
+/// Bytes with the largest of K, M, G (powers of 1024) that keeps at most three decimals exact: `64K`, `1.5M`, `100`. A
+/// size that would need four digits and decimals is rounded in the next larger unit: `1.41M`.
 pub fn format_size(bytes: u64) -> String {
     for (unit, shift) in [("G", 30), ("M", 20), ("K", 10)] {
         let whole_units = bytes >> shift;
@@ -146,7 +146,8 @@ impl EscapedText {
         EscapedText(text.chars().map(escape).collect())
     }
 
-    /// Escapes JSON inside a page: no text in it can end the enclosing element or change the order of the displayed text.
+    /// Escapes JSON inside a page: no text in it can end the enclosing element or change the order of the displayed
+    /// text.
     pub fn embedded_json(json: &str) -> Self {
         let escape = |c: char| match c {
             '<' => "\\u003c".to_string(),

@@ -1,7 +1,8 @@
 //! Measures slowdowns: every program alone, and every pair on one shared cache (CA 2.1.2).
 //!
-//! Speeds are over equal work ([`crate::solo_work`]), and each run is made only once ([`crate::store`]). A pair is pinned
-//! to two cores of the first last-level cache; a program is paired with itself as two copies with different inputs.
+//! Speeds are over equal work ([`crate::solo_work`]), and each run is made only once ([`crate::store`]). A pair is
+//! pinned to two cores of the first last-level cache; a program is paired with itself as two copies with different
+//! inputs.
 
 use cachemate_core::{CpuId, CpuSet, MachineSpec, Topology};
 use cachemate_papers::matrix::{CostKind, PairCosts};

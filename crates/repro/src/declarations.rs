@@ -137,7 +137,8 @@ mod tests {
         assert_eq!(runs, EXPERIMENTS.keys().cloned().collect());
     }
 
-    /// Is every declared result reported by an experiment, every reported one declared, and every target one that can be met?
+    /// Is every declared result reported by an experiment, every reported one declared, and every target one that can
+    /// be met?
     #[test]
     fn declared_results_are_those_that_experiments_report() {
         let texts = sources(Path::new("src"))

@@ -10,8 +10,8 @@
 //!
 //! Properties: the parts add up to the total by construction. The controller's is a lower bound (no extra misses, no
 //! prefetches), prefetching's an upper one. If a machine lacks a step (one package, one cache to a package), the two
-//! parts that it would separate are one. Times are cycles per instruction over equal work ([`crate::work`]): all eight runs
-//! time the same instructions, those that the program executes alone with prefetching in the measured cycles.
+//! parts that it would separate are one. Times are cycles per instruction over equal work ([`crate::work`]): all eight
+//! runs time the same instructions, those that the program executes alone with prefetching in the measured cycles.
 
 use cachemate_core::{CpuId, Topology};
 use cachemate_sim::machine::SimOptions;
@@ -53,8 +53,8 @@ pub struct SlowdownPart {
     pub cause: String,
     /// Slowdown in percent of the solo run time; may be negative.
     pub slowdown_percent: f64,
-    /// Share of the total slowdown; `None` if the total is about zero, or if a part is negative, so that the others exceed
-    /// the whole.
+    /// Share of the total slowdown; `None` if the total is about zero, or if a part is negative, so that the others
+    /// exceed the whole.
     pub share_percent: Option<f64>,
 }
 
@@ -93,8 +93,9 @@ impl Decomposition {
             .then(|| 100.0 * (1.0 - cache_part.slowdown_percent / self.total_slowdown_percent))
     }
 
-    /// The part that hides others, if one is negative: that of prefetching if prefetched lines wait less than the misses
-    /// without prefetching, otherwise that of a nearer location at which the co-runner costs less than at the farther one.
+    /// The part that hides others, if one is negative: that of prefetching if prefetched lines wait less than the
+    /// misses without prefetching, otherwise that of a nearer location at which the co-runner costs less than at the
+    /// farther one.
     pub fn hiding_part(&self) -> Option<&SlowdownPart> {
         self.parts
             .iter()

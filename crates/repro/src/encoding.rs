@@ -1,5 +1,5 @@
-//! The bytes of a stored result: MessagePack, which keeps every bit of a number (JSON has no NaN), so that a result is the
-//! same wherever it was made.
+//! The bytes of a stored result: MessagePack, which keeps every bit of a number (JSON has no NaN), so that a result is
+//! the same wherever it was made.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

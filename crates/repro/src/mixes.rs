@@ -66,8 +66,8 @@ pub struct PolicyScore {
     pub harmonic_mean: f64,
     /// Largest run time divided by solo run time; a lower bound if a program did not finish.
     pub worst_slowdown: f64,
-    /// Programs that had not finished their work when the run was abandoned, and their slowdown until then. Their speeds are
-    /// those of the finished part.
+    /// Programs that had not finished their work when the run was abandoned, and their slowdown until then. Their
+    /// speeds are those of the finished part.
     pub unfinished: Vec<String>,
 }
 

@@ -1,10 +1,11 @@
 //! Profiles a program for the interval machine: alone on the cycle-level machine, by phases, at several cache sizes.
 //!
-//! Method: the contended cache keeps its sets and loses ways. The smallest size is no larger than a private cache, so that
-//! nothing is extrapolated for a program that has lost its lines; that cache keeps its ways and loses sets. At every size
-//! the program runs the same instructions. Its counts are read at regular moments, with linear interpolation between
-//! them. Phases are stretches with equal numbers of instructions, so each phase is the same at all sizes. Four sizes are
-//! also run without prefetchers. Properties: no co-runner; the same job, machine and lengths give the same profile.
+//! Method: the contended cache keeps its sets and loses ways. The smallest size is no larger than a private cache, so
+//! that nothing is extrapolated for a program that has lost its lines; that cache keeps its ways and loses sets. At
+//! every size the program runs the same instructions. Its counts are read at regular moments, with linear interpolation
+//! between them. Phases are stretches with equal numbers of instructions, so each phase is the same at all sizes. Four
+//! sizes are also run without prefetchers. Properties: no co-runner; the same job, machine and lengths give the same
+//! profile.
 
 use cachemate_core::{CacheLevel, CacheSpec, CpuSet, Machine, MachineSpec, WindowLength};
 use cachemate_interval::{PhasedProgram, PrivateLevel, ProgramPhase, SizePoint, UnprefetchedRates};
@@ -454,8 +455,8 @@ mod tests {
         assert_eq!(cycles, [200.0, 125.0, 50.0]);
     }
 
-    /// Do sizes halve from the whole cache down to a way, closer together near the top, and is the last one no larger than
-    /// a private cache?
+    /// Do sizes halve from the whole cache down to a way, closer together near the top, and is the last one no larger
+    /// than a private cache?
     #[test]
     fn sizes_halve_down_to_a_private_cache() {
         let mut cache = cachemate_spec::load_machine("power5-2x2x2")

@@ -179,8 +179,8 @@ pub struct SpeedupScores {
     pub mean_degradation: f64,
 }
 
-/// Scores of a run. `solo_speeds` holds instructions per elapsed cycle of each task alone, in the order of the tasks. `None`
-/// if a task never ran.
+/// Scores of a run. `solo_speeds` holds instructions per elapsed cycle of each task alone, in the order of the tasks.
+/// `None` if a task never ran.
 pub fn score_results(run: &RunResults, solo_speeds: &[f64]) -> Option<SpeedupScores> {
     let elapsed_cycles = run.elapsed_cycles as f64;
     let rates: Vec<f64> = run

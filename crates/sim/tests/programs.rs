@@ -713,6 +713,18 @@ fn errors_contain_found_and_expected_values() {
     assert_eq!(names.len(), programs().count(), "names are unique");
 }
 
+/// Do both figures come from where those of most programs come from, which the page says once? Its footprint is then
+/// the publication's, as the first table has it.
+fn has_usual_sources(spec: &KernelSpec) -> bool {
+    let published_mb = spec
+        .footprint_source
+        .strip_prefix("Henning 2000: ")
+        .and_then(|figure| figure.strip_suffix(" MB")?.parse::<f64>().ok());
+    let is_published = published_mb
+        .is_some_and(|published| (published - spec.footprint_bytes as f64 / 1e6).abs() < 0.05);
+    is_published && matches!(spec.pace_source.as_str(), "H&P Fig. 2.32" | "H&P Fig. 2.33")
+}
+
 /// The three tables of docs/programs.md: each one's header, and its rows by program.
 fn documented_tables() -> [(&'static str, Vec<String>); 3] {
     let rows_of = |row: &dyn Fn(&KernelSpec) -> String| programs().map(row).collect::<Vec<_>>();
@@ -730,7 +742,7 @@ fn documented_tables() -> [(&'static str, Vec<String>); 3] {
             spec.pace.stack_per_access,
         );
         format!(
-            "| `{}` | {} | {threads} | {footprint_mb:.1} MB | {instructions:.2} | {stack:.1} | {code_kib:.0} KiB |",
+            "| `{}` | {} | {threads} | {footprint_mb:.1} | {instructions:.2} | {stack:.1} | {code_kib:.0} |",
             spec.name, spec.stands_for
         )
     });
@@ -740,12 +752,14 @@ fn documented_tables() -> [(&'static str, Vec<String>); 3] {
             spec.name, spec.algorithm, spec.phases, spec.unit
         )
     });
-    let sources = rows_of(&|spec| {
+    let source_row = |spec: &KernelSpec| {
         format!(
             "| `{}` | {} | {} |",
             spec.name, spec.footprint_source, spec.pace_source
         )
-    });
+    };
+    let sources = programs().filter(|spec| !has_usual_sources(spec));
+    let sources = sources.map(source_row).collect();
     [
         ("| program | stands for |", figures),
         ("| program | algorithm |", algorithms),

@@ -64,8 +64,8 @@ impl SpecError {
         }
     }
 
-    /// Joins the errors of one file, in the order of their positions; missing fields, which have none, come last. `None`
-    /// without errors.
+    /// Joins the errors of one file, in the order of their positions; missing fields, which have none, come last.
+    /// `None` without errors.
     pub(crate) fn join(mut errors: Vec<SpecError>) -> Option<SpecError> {
         errors.sort_by_key(|error| (&*error.found == MISSING, error.line_column));
         let prepend = |next: Option<SpecError>, error| {

@@ -75,8 +75,8 @@ impl<'a> Located<'a> {
         }
     }
 
-    /// The usable part of the text as a `T`, and the errors of the other fields. A field with an error is left out, so that
-    /// the next error is found.
+    /// The usable part of the text as a `T`, and the errors of the other fields. A field with an error is left out, so
+    /// that the next error is found.
     ///
     /// # Errors
     /// A number out of range, or a change that fails.
@@ -267,8 +267,8 @@ fn is_consequence(error: &SpecError, earlier: &SpecError) -> bool {
     *error.found == *MISSING && (is_left_out || is_misspelled)
 }
 
-/// Removes a field from the values; the field around it if there is none at this path, or if it is an entry of an array,
-/// whose further entries must keep their places. Returns whether anything was removed.
+/// Removes a field from the values; the field around it if there is none at this path, or if it is an entry of an
+/// array, whose further entries must keep their places. Returns whether anything was removed.
 fn remove_field(table: &mut toml::Table, segments: &[PathSegment<'_>]) -> bool {
     let [PathSegment::Key(key), inner_segments @ ..] = segments else {
         return false;
@@ -292,7 +292,8 @@ fn name_or(path: &str, name: &str) -> String {
     }
 }
 
-/// Replaces Rust's names for types, which mean nothing to the author of a machine, in what the value at this path should be.
+/// Replaces Rust's names for types, which mean nothing to the author of a machine, in what the value at this path
+/// should be.
 fn describe_type(expected: &str, path: &str) -> String {
     match expected.trim_matches('`') {
         "a sequence" => "a list, such as [1, 2]".to_string(),

@@ -1,4 +1,5 @@
-//! A measured slowdown matrix from CSV, in the form of CA's Table 1: the slowdown of the row's program beside the column's.
+//! A measured slowdown matrix from CSV, in the form of CA's Table 1: the slowdown of the row's program beside the
+//! column's.
 //!
 //! ```text
 //! ,mcf,milc,gamess,namd
@@ -6,8 +7,8 @@
 //! milc,24.75%,45.39%,1.23%,1.11%
 //! ```
 //! Fields are separated by commas, semicolons or tabs (the separator of the first line applies) and may be quoted.
-//! Values are percent of the solo run time, with or without the sign. The diagonal is a program beside a copy of itself and
-//! may be empty. Rows may come in any order. Lines that are empty or begin with `#` are skipped.
+//! Values are percent of the solo run time, with or without the sign. The diagonal is a program beside a copy of itself
+//! and may be empty. Rows may come in any order. Lines that are empty or begin with `#` are skipped.
 
 use std::collections::BTreeMap;
 

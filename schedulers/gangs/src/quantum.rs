@@ -1,5 +1,5 @@
-//! Computes the length of a gang's turn. When a gang's turn begins, its footprint has been displaced: the first access to
-//! each line costs a miss, and later accesses hit. Source: measurements on a modeled machine, which the formula
+//! Computes the length of a gang's turn. When a gang's turn begins, its footprint has been displaced: the first access
+//! to each line costs a miss, and later accesses hit. Source: measurements on a modeled machine, which the formula
 //! matches within 2.5 % at 1 to 100 ms (docs/sched-ext.md).
 
 /// Measured properties of the gang that benefits from turns.

@@ -1,4 +1,5 @@
-//! The supply of the frame pool: frames from the kernel, classified by the ledger if it knows them, and by timing otherwise.
+//! The supply of the frame pool: frames from the kernel, classified by the ledger if it knows them, and by timing
+//! otherwise.
 
 use super::Agent;
 use crate::frame_pool::FreeList;

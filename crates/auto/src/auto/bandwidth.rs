@@ -4,18 +4,19 @@
 //! through memory slows a service down there, whatever its share of the cache, and no model here forecasts by how much.
 //! Method, a fixed rule without a model: while a promise is missed on a memory node, the program without a promise that
 //! moves most bytes there is halved, and halved again, until the promise is met; then it gets back one step after the
-//! other. A step with which the promise is missed is undone. It is not tried again for some time, which doubles with each
-//! failure, and not before the service has saved what a trial costs it, so that it keeps its promise in the mean, trials
-//! included. If limits down to the smallest do not bring the service a fiftieth nearer to its promise, they are not the
-//! remedy: all are released for a while. Where the machine limits no bandwidth, the same rule counts CPUs: a program
-//! that may run on half as many requests half as much, and programs with one thread share a CPU. These CPUs are rather
-//! those of a cache in which no program with a promise runs, because the stream fills the cache that it runs in, too.
+//! other. A step with which the promise is missed is undone. It is not tried again for some time, which doubles with
+//! each failure, and not before the service has saved what a trial costs it, so that it keeps its promise in the mean,
+//! trials included. If limits down to the smallest do not bring the service a fiftieth nearer to its promise, they are
+//! not the remedy: all are released for a while. Where the machine limits no bandwidth, the same rule counts CPUs: a
+//! program that may run on half as many requests half as much, and programs with one thread share a CPU. These CPUs are
+//! rather those of a cache in which no program with a promise runs, because the stream fills the cache that it runs in,
+//! too.
 //!
-//! For example, a service may be 10 % slower than alone and is 35 % slower beside a stream. With 50 % the stream costs it
-//! 18 %, with 30 % of its requests 8 %. After three calm windows the stream gets 40 %, with which the service is 13 %
-//! slower, so it goes back to 30 %, and 40 % is not tried again for 30 windows. Where the stream loses one of its two CPUs
-//! instead and the service is 4 % slower with one and 79 % with both, four windows of a trial cost it as much as fifty of
-//! the others save, and the second CPU waits for twice as many.
+//! For example, a service may be 10 % slower than alone and is 35 % slower beside a stream. With 50 % the stream costs
+//! it 18 %, with 30 % of its requests 8 %. After three calm windows the stream gets 40 %, with which the service is 13
+//! % slower, so it goes back to 30 %, and 40 % is not tried again for 30 windows. Where the stream loses one of its two
+//! CPUs instead and the service is 4 % slower with one and 79 % with both, four windows of a trial cost it as much as
+//! fifty of the others save, and the second CPU waits for twice as many.
 //!
 //! Properties: pure; a promise whose state is not measured changes nothing; programs with a promise are never limited;
 //! when the last promise has ended, nothing is limited. Limits of bandwidth are judged by this rule alone, because it
@@ -243,8 +244,8 @@ enum RuleStep {
 }
 
 impl NodeThrottles {
-    /// Lets the limits of programs that moved to another cache hold there. A limit whose quantity does not exist there ends.
-    /// Returns whether a limit changes.
+    /// Lets the limits of programs that moved to another cache hold there. A limit whose quantity does not exist there
+    /// ends. Returns whether a limit changes.
     fn follow(&mut self, aggressors: &[Aggressor]) -> bool {
         let mut has_changed = false;
         self.throttles.retain_mut(|throttle| {
@@ -362,8 +363,8 @@ impl NodeThrottles {
         Some(RuleStep::Lowered(process, throttle.level))
     }
 
-    /// The program that moves most bytes among those whose limit is not the smallest; the first of equal ones. A program
-    /// that moves little beside the largest is none of them.
+    /// The program that moves most bytes among those whose limit is not the smallest; the first of equal ones. A
+    /// program that moves little beside the largest is none of them.
     fn next_to_lower<'a>(&self, aggressors: &'a [Aggressor]) -> Option<&'a Aggressor> {
         let can_be_lowered = |aggressor: &&Aggressor| {
             let mut throttles = self.throttles.iter();
@@ -489,8 +490,8 @@ pub struct BandwidthGuard {
     disturbed_windows: u32,
 }
 
-/// A task that has or had fewer CPUs because of its process's limit. A plan to which the verifier returns may still have
-/// any of the CPU sets that this rule gave it.
+/// A task that has or had fewer CPUs because of its process's limit. A plan to which the verifier returns may still
+/// have any of the CPU sets that this rule gave it.
 #[derive(Debug, Default)]
 struct NarrowedTask {
     /// The CPU sets that the rule gave it, the last one at the end.
@@ -548,9 +549,9 @@ impl BandwidthGuard {
         }
     }
 
-    /// Ends the limits of programs and of promises that have ended, and those that the machine has refused. Every window
-    /// needs this, also while another change is measured, because the limit of a process that has ended makes the whole plan
-    /// invalid. `view` has the plan with the limits. Returns whether a limit ended.
+    /// Ends the limits of programs and of promises that have ended, and those that the machine has refused. Every
+    /// window needs this, also while another change is measured, because the limit of a process that has ended makes
+    /// the whole plan invalid. `view` has the plan with the limits. Returns whether a limit ended.
     pub fn drop_ended(&mut self, view: &View<'_>) -> bool {
         let cpus_by_node = node_cpus(view);
         let count = |by_node: &BTreeMap<u32, NodeThrottles>| -> usize {
@@ -826,8 +827,8 @@ fn is_disturbed(view: &View<'_>) -> bool {
         })
 }
 
-/// So many CPUs of a memory node for limited programs: not those on which programs with a promise ran, nor others of their
-/// caches, which would be filled; rather those that limited programs have already, and the last ones.
+/// So many CPUs of a memory node for limited programs: not those on which programs with a promise ran, nor others of
+/// their caches, which would be filled; rather those that limited programs have already, and the last ones.
 fn spare_cpus(view: &View<'_>, cpus: &CpuSet, old_cpus: &CpuSet, count: u32) -> CpuSet {
     let is_promised = |task: &&TaskSample| task.goal.is_some_and(|goal| goal.is_promised());
     let times = view.live_tasks().filter(is_promised);
@@ -920,8 +921,8 @@ fn aggressors(view: &View<'_>, processes: &[CacheProcess<'_>], cpus: &CpuSet) ->
             Lever::Cpus => running_threads.clamp(2, cache_cpus.count().max(2)),
             Lever::Bandwidth(support) => {
                 let level = match support.unit.bytes_per_second() {
-                    // Without counted traffic, the level that the program has now is unknown, so it is not limited: misses
-                    // on demand may be a fifth of its traffic, and half of them a tenth.
+                    // Without counted traffic, the level that the program has now is unknown, so it is not limited:
+                    // misses on demand may be a fifth of its traffic, and half of them a tenth.
                     Some(unit) => support.nearest_level(
                         libm::ceil(moved_bytes? / elapsed_s.max(1e-9) / unit)
                             .min(f64::from(u32::MAX)) as u32,

@@ -263,7 +263,7 @@ impl SearchReport<'_> {
             named_number("misses_per_kilo_instr_on_an_eighth", mpki_at_share(0.125)),
             named_number("cycles_per_miss", program.cycles_per_miss),
             named_number("cycles_per_instr_without_misses", program.base_cycles),
-            named_number("holds_over_composed", program.occupancy_odds),
+            named_number("holds_over_composed", program.odds_ratio),
         ];
         numbers.extend(farther);
         numbers

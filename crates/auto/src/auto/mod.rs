@@ -2,10 +2,10 @@
 //!
 //! Problem: sharing clusters, placement, gangs and partitions each help some mixes and hurt others, and they conflict
 //! (thesis 7.3). Method: each window, [`Auto::judge`] learns from the verifier's verdict, [`Auto::observe`] collects
-//! [`evidence`] about the tasks, [`Auto::search`] looks for the plan with the best forecast by a [`model`] of every task,
-//! [`Auto::propose`] leaves it to the verifier ([`crate::verifier`]), which measures it, and [`Auto::plan_probes`] asks
-//! for what is still unknown. One search covers the [`candidates`] of all mechanisms. Between searches, units move
-//! between the partitions in force, and each move has to be measured faster.
+//! [`evidence`] about the tasks, [`Auto::search`] looks for the plan with the best forecast by a [`model`] of every
+//! task, [`Auto::propose`] leaves it to the verifier ([`crate::verifier`]), which measures it, and
+//! [`Auto::plan_probes`] asks for what is still unknown. One search covers the [`candidates`] of all mechanisms.
+//! Between searches, units move between the partitions in force, and each move has to be measured faster.
 //!
 //! Properties: without evidence, the plan in force stays, initially the idle plan; after the initial profiling, probes
 //! cost no more than a share of processor time ([`evidence::probe_planner`]); the same observations give the same
@@ -536,8 +536,8 @@ impl Auto {
         })
     }
 
-    /// Searches for a move of units between the partitions in force. Curves have errors, so the last step of a partition
-    /// is found by measurement.
+    /// Searches for a move of units between the partitions in force. Curves have errors, so the last step of a
+    /// partition is found by measurement.
     fn search_step(
         &self,
         view: &View<'_>,

@@ -8,10 +8,10 @@
 //! halving no longer speeds it up. A later pause may find that another service needs the confinement too; the ways are
 //! then halved until the promises of both are kept.
 //!
-//! Properties: no curve is needed. A step that does not help is undone. A confinement ends if the verifier rolls it back
-//! or refuses it, if a search divides the cache, when the last service that it protects has ended, and after half an
-//! hour, so that it is measured again. Only ways are used, because a program that lives for less than a second would pay
-//! more for copying its pages to other colors than it could win.
+//! Properties: no curve is needed. A step that does not help is undone. A confinement ends if the verifier rolls it
+//! back or refuses it, if a search divides the cache, when the last service that it protects has ended, and after half
+//! an hour, so that it is measured again. Only ways are used, because a program that lives for less than a second would
+//! pay more for copying its pages to other colors than it could win.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -178,8 +178,8 @@ impl WayConfinement {
         }
     }
 
-    /// A reason with the present number of ways. `describe` forms the text from the names of the protected service and of
-    /// the confined ones.
+    /// A reason with the present number of ways. `describe` forms the text from the names of the protected service and
+    /// of the confined ones.
     fn explain(
         &self,
         protected_service: &ServiceIdentity,
@@ -208,8 +208,8 @@ impl WayConfinement {
         Reason::new(tasks, text, numbers)
     }
 
-    /// Forgets the confined services without programs, and the protected ones that have ended or have no promise any more.
-    /// Returns whether the confinement still has a purpose.
+    /// Forgets the confined services without programs, and the protected ones that have ended or have no promise any
+    /// more. Returns whether the confinement still has a purpose.
     fn has_purpose(&mut self, view: &View<'_>) -> bool {
         let now_ns = view.observation.span.end_ns();
         let mut promised_services = BTreeSet::new();
@@ -233,8 +233,8 @@ impl WayConfinement {
     }
 
     /// Judges the number of ways once it is measured: halves it while a promise is not kept, or undoes the last step if
-    /// that helped none of the services whose promises are not kept. A service that did no work meanwhile is not judged.
-    /// Returns the reason of the verdict; `None` before it.
+    /// that helped none of the services whose promises are not kept. A service that did no work meanwhile is not
+    /// judged. Returns the reason of the verdict; `None` before it.
     fn adjust_ways(&mut self, view: &View<'_>, units: PartitionSupport) -> Option<Reason> {
         if self.is_held || !self.measurement.is_complete() {
             return None;
@@ -642,7 +642,8 @@ mod tests {
         });
     }
 
-    /// A search moves a task and divides no cache: is the confinement in its plan, and is it in force after the verdict?
+    /// A search moves a task and divides no cache: is the confinement in its plan, and is it in force after the
+    /// verdict?
     #[test]
     fn does_a_plan_for_another_cache_keep_a_confinement() {
         let (fixture, confinements) = confined_loop();
@@ -698,9 +699,9 @@ mod tests {
     }
 
     /// Runs windows of one second in which a loop of programs runs beside a task with a limit of 5 %: after three
-    /// seconds, a probe reports that task with a pause of the loop and without. The probe speeds it up by a factor of 1.3: to
-    /// 1,300 instructions per 1,000 cycles in the pause. Otherwise, these follow from the ways of the loop's programs.
-    /// Returns the ways after each window.
+    /// seconds, a probe reports that task with a pause of the loop and without. The probe speeds it up by a factor of
+    /// 1.3: to 1,300 instructions per 1,000 cycles in the pause. Otherwise, these follow from the ways of the loop's
+    /// programs. Returns the ways after each window.
     fn ways_by_window(instructions_beside: fn(u32) -> u64) -> Vec<u32> {
         let mut fixture = store_beside_loop(1);
         let tasks = &mut fixture.observation.tasks;
@@ -800,8 +801,8 @@ mod tests {
             }
         }
 
-        /// Runs the next window, with the instructions of both services in it. `pause` is the paused service, the cache, and
-        /// the factors by which the pause sped both services up.
+        /// Runs the next window, with the instructions of both services in it. `pause` is the paused service, the
+        /// cache, and the factors by which the pause sped both services up.
         fn run(&mut self, instructions: [u64; 2], pause: Option<(&str, CacheId, [f64; 2])>) {
             let observation = &mut self.fixture.observation;
             for (task, count) in observation.tasks.iter_mut().zip(instructions) {
@@ -828,7 +829,8 @@ mod tests {
         }
     }
 
-    /// Is the promise of the first service still kept after a pause has found a second one, and when the second has ended?
+    /// Is the promise of the first service still kept after a pause has found a second one, and when the second has
+    /// ended?
     #[test]
     fn a_second_pause_forgets_no_service() {
         let mut scene = ConfinedScene::new(1);

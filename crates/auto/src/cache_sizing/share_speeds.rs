@@ -209,8 +209,8 @@ mod tests {
         assert!(!speeds.add(&window, CacheLevel::L2, &[]), "it may end soon");
     }
 
-    /// Is a limit that the mean exceeds now and then by noise seldom certainly exceeded, while one that is exceeded always
-    /// is?
+    /// Is a limit that the mean exceeds now and then by noise seldom certainly exceeded, while one that is exceeded
+    /// always is?
     #[test]
     fn does_noise_around_a_goal_count_as_a_miss() {
         let mut generator = SplitMix64::new(1);

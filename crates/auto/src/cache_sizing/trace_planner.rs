@@ -2,10 +2,10 @@
 //!
 //! A process without a curve is traced at once, and in a later phase as soon as all logs are paid for. Phases of a few
 //! seconds are not much longer than a log, and most of them are of a known kind, whose curve is recalled. Several
-//! processes are traced at once, because a process that rarely misses takes long to fill its log, and must not delay the
-//! others. Beyond the lines that a log touches again, its curve is an extrapolation. A log that was too short for the
-//! whole cache is therefore recorded once more with more entries for each kind of phase, if waits for memory cost its
-//! process enough. Properties: after the first log of each process, logs never cost more than the given share of
+//! processes are traced at once, because a process that rarely misses takes long to fill its log, and must not delay
+//! the others. Beyond the lines that a log touches again, its curve is an extrapolation. A log that was too short for
+//! the whole cache is therefore recorded once more with more entries for each kind of phase, if waits for memory cost
+//! its process enough. Properties: after the first log of each process, logs never cost more than the given share of
 //! processor time.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,10 +1,10 @@
 //! Finds which services slow each other down, by how much, and with what certainty.
 //!
-//! Problem: hosts show threads, and a loss has several possible causes. A service has two losses, because it can be slower
-//! while it runs (*cache*, by CPU second) and it can wait for CPUs (*waiting*, [`waiting`]); its users feel their product,
-//! which the rate of work shows directly if clients wait for the service.
-//! Method for the cache: each window gives every service a speed (work by processor time) and the presence of every other
-//! service on its caches (in CPUs). Three sources of evidence are used, in this order:
+//! Problem: hosts show threads, and a loss has several possible causes. A service has two losses, because it can be
+//! slower while it runs (*cache*, by CPU second) and it can wait for CPUs (*waiting*, [`waiting`]); its users feel
+//! their product, which the rate of work shows directly if clients wait for the service. Method for the cache: each
+//! window gives every service a speed (work by processor time) and the presence of every other service on its caches
+//! (in CPUs). Three sources of evidence are used, in this order:
 //! 1. *Measured.* A regression of the speed on the presences separates co-runners that come and go. It needs windows
 //!    with and without a co-runner, and an effect of more than two standard errors. A probe in which some tasks
 //!    wait gives further windows; its speeds are relative to an interval of the same probe in which all tasks run.
@@ -12,10 +12,10 @@
 //!    among the co-runners in proportion to their forecast losses.
 //! 3. *Forecast.* The reference predictor, or sensitivity times intensity, gives a loss from profiles alone.
 //!
-//! A service that is preempted loses some speed by CPU second as well, because its private caches refill. So the share of
-//! waiting is a term of the same regression (a control for time sharing): a co-runner that is present exactly when the
-//! service waits is not separated from it, and is not named. A co-runner that was measured to evict nothing is never a
-//! cause of a cache loss.
+//! A service that is preempted loses some speed by CPU second as well, because its private caches refill. So the share
+//! of waiting is a term of the same regression (a control for time sharing): a co-runner that is present exactly when
+//! the service waits is not separated from it, and is not named. A co-runner that was measured to evict nothing is
+//! never a cause of a cache loss.
 //!
 //! Properties: the computation is pure. Missing evidence gives a missing value with its reason. Short programs count
 //! for their service. Cost: in each window, one regression over at most a dozen co-runners for each of the busiest
@@ -58,7 +58,8 @@ const MIN_COUNTED_SHARE: f64 = 0.9;
 const MIN_ATTRIBUTED_SLOWDOWN: f64 = 0.01;
 /// A program that evicts less than this share of a probe's lines takes no cache from others.
 const MIN_CACHE_INTENSITY: f64 = 0.05;
-/// Minimum part of a service's run time that such programs must have before the service counts as one that evicts nothing.
+/// Minimum part of a service's run time that such programs must have before the service counts as one that evicts
+/// nothing.
 const MIN_SPARING_SHARE: f64 = 0.95;
 /// Number of windows over which the current presence is averaged, weighted by their length, because a loop of short
 /// programs has gaps, and a window may end with a program.
@@ -121,8 +122,8 @@ pub struct ServiceSlowdown {
 }
 
 impl ServiceSlowdown {
-    /// The run time that the users of the service feel: by the rate of work, else the product of both losses, or the one
-    /// that is known. A forecast is not felt. `None` if none was measured.
+    /// The run time that the users of the service feel: by the rate of work, else the product of both losses, or the
+    /// one that is known. A forecast is not felt. `None` if none was measured.
     pub fn run_time(&self) -> Option<Estimate> {
         if self.work.is_some() {
             return self.work;
@@ -170,8 +171,8 @@ pub struct ServiceReport {
 
 impl ServiceReport {
     /// Judges a promised slowdown of one of the service's programs by the service's losses, if the promise could not be
-    /// judged because the program's own speeds are unknown. An incomplete loss is a lower bound, so that it cannot show that
-    /// a promise is kept.
+    /// judged because the program's own speeds are unknown. An incomplete loss is a lower bound, so that it cannot show
+    /// that a promise is kept.
     pub fn judge_promise(&self, promise: &PromiseReport) -> PromiseReport {
         let lacks_speeds = matches!(
             promise.missing,

@@ -6,8 +6,8 @@ use cachemate_core::{RowInterval, TaskId, complete_rows};
 
 use super::{add_counts, work_counts};
 
-/// Intervals of one probe after the cache has filled. The probe's own threads keep every CPU awake, which changes the cost
-/// of each wake-up, so an interval is compared with another one of the same probe, not with the windows before it.
+/// Intervals of one probe after the cache has filled. The probe's own threads keep every CPU awake, which changes the
+/// cost of each wake-up, so an interval is compared with another one of the same probe, not with the windows before it.
 #[derive(Default)]
 pub(crate) struct ProbeRows<'a> {
     /// Intervals in which some of the tasks waited.

@@ -314,8 +314,8 @@ fn row_fixture(tasks: &[(u32, u64)]) -> RowInterval {
     }
 }
 
-/// If a probe itself speeds the store up by 30 %, is the loss by the paused service still measured within two points? Is it
-/// reported as prevented while the service is confined and harms no longer?
+/// If a probe itself speeds the store up by 30 %, is the loss by the paused service still measured within two points?
+/// Is it reported as prevented while the service is confined and harms no longer?
 #[test]
 fn a_confined_cause_stays_named_with_its_loss_before() {
     let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
@@ -449,7 +449,8 @@ fn a_spinner_is_named_for_waiting_and_never_for_the_cache() {
             let report = report_of(&reports, &store);
             assert!(report.losses.is_empty(), "window {number}: {report:?}");
             if number % 40 == 39 {
-                // In the mean it ran for 0.93 of a CPU alone and for 0.5 beside the spinner, whose preemptions cost it speed.
+                // In the mean it ran for 0.93 of a CPU alone and for 0.5 beside the spinner, whose preemptions cost it
+                // speed.
                 let expected = 0.93 / 0.5 - 1.0;
                 let felt = 0.93 * (1.0 - 0.01 * preemption_cost)
                     / (0.5 * (1.0 - 0.5 * preemption_cost))
@@ -513,8 +514,8 @@ fn a_stream_is_named_for_the_cache_beside_some_waiting() {
     assert!((run_time.unwrap().value - product).abs() < 1e-12 && report.slowdown.is_complete());
 }
 
-/// Is a service of which all threads were measured to evict nothing never named for the cache, whatever else changes with it,
-/// and is one with a single other thread named?
+/// Is a service of which all threads were measured to evict nothing never named for the cache, whatever else changes
+/// with it, and is one with a single other thread named?
 #[test]
 fn a_service_that_evicts_nothing_is_never_named_for_the_cache() {
     let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
@@ -559,8 +560,8 @@ fn a_service_that_evicts_nothing_is_never_named_for_the_cache() {
     }
 }
 
-/// Is a promise that lacks the program's own speeds judged by the losses of its service, and is none said to be kept if a loss
-/// is unknown or only a lower bound?
+/// Is a promise that lacks the program's own speeds judged by the losses of its service, and is none said to be kept if
+/// a loss is unknown or only a lower bound?
 #[test]
 fn a_promise_without_speeds_is_judged_by_the_losses_of_its_service() {
     let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
@@ -631,7 +632,8 @@ fn a_promise_without_speeds_is_judged_by_the_losses_of_its_service() {
     }
 }
 
-/// Is waiting for the service's own threads no loss, and is the wait that no observed program explains of unknown cause?
+/// Is waiting for the service's own threads no loss, and is the wait that no observed program explains of unknown
+/// cause?
 #[test]
 fn waiting_for_own_threads_is_no_loss_and_an_unexplained_wait_has_no_cause() {
     let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
@@ -695,8 +697,8 @@ fn waiting_for_own_threads_is_no_loss_and_an_unexplained_wait_has_no_cause() {
     assert_eq!(uncounted.slowdown.waiting, None);
 }
 
-/// If a stream takes the CPU to which the store could move, so that the store waits for its own client: is the stream named
-/// with its part, although it never runs on the CPU of the store meanwhile?
+/// If a stream takes the CPU to which the store could move, so that the store waits for its own client: is the stream
+/// named with its part, although it never runs on the CPU of the store meanwhile?
 #[test]
 fn a_service_that_takes_the_other_cpu_is_named_for_waiting() {
     let topology = last_level_caches(1, 2, CacheLevel::L3, 1 << 23);

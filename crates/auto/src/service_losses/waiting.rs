@@ -1,28 +1,30 @@
 //! The loss of a service that waits for CPUs, divided among the services that ran on them meanwhile.
 //!
 //! Problem: a service that shares its CPUs takes longer although it loses no speed while it runs, so no measurement per
-//! CPU second shows the loss. Nor does its wait alone: if a server waits for a CPU, its client sleeps, and if the scheduler
-//! puts both on one CPU because another program has the second, they wait for each other. Method: the utilization law of
-//! operational analysis (Denning and Buzen 1978), by which a service that needs D CPU seconds for a request and uses U
-//! CPUs serves U / D requests per second. So
-//! - if a service uses fewer CPUs than in windows without others, its clients wait for it, and its work takes as many times
-//!   longer as its use has fallen; the interval is that from which a twentieth of the windows without others lies on
-//!   each side, because such windows are correlated and an error of their mean would be too small. A counted rate of work
-//!   says the same without the assumption that D stays, so it is what users feel; if it is counted by a proxy, the
+//! CPU second shows the loss. Nor does its wait alone: if a server waits for a CPU, its client sleeps, and if the
+//! scheduler puts both on one CPU because another program has the second, they wait for each other. Method: the
+//! utilization law of operational analysis (Denning and Buzen 1978), by which a service that needs D CPU seconds for a
+//! request and uses U CPUs serves U / D requests per second. So
+//! - if a service uses fewer CPUs than in windows without others, its clients wait for it, and its work takes as many
+//!   times longer as its use has fallen; the interval is that from which a twentieth of the windows without others lies
+//!   on each side, because such windows are correlated and an error of their mean would be too small. A counted rate of
+//!   work says the same without the assumption that D stays, so it is what users feel; if it is counted by a proxy, the
 //!   interval holds both.
-//! - Otherwise, and without such windows, the busiest thread bounds the loss. It waited for others at least as long as its
-//!   siblings did not run. Without others it would have run in its waits, and in its sleep at most as long as
-//!   siblings waited. Between the bounds lies the service's wait without the part for its own threads, as divided below.
+//! - Otherwise, and without such windows, the busiest thread bounds the loss. It waited for others at least as long as
+//!   its siblings did not run. Without others it would have run in its waits, and in its sleep at most as long as
+//!   siblings waited. Between the bounds lies the service's wait without the part for its own threads, as divided
+//!   below.
 //!
-//! Causes: the wait of a service in a window is divided among all that ran on its CPUs in the same window, in proportion to
-//! their CPU time: the other services, and its own other threads. Its CPUs are all on which it was seen lately, because a
-//! program on another CPU of the service keeps the scheduler from moving the service there. Properties: pure; without
-//! counted waits the loss is unknown. Limits: a thread counts on the CPUs where it ran, which a host may report only at the
-//! ends of windows, so a service that was moved is judged by its former CPUs for a while; CPU time is a proxy of the blame,
-//! so a program of higher priority causes more than its share; a part of the wait that exceeds the CPU time of all known
-//! programs has an unknown cause, such as programs that are not managed, a CPU quota or a hypervisor; a service with
-//! fewer requests than in its windows without others seems slowed by up to the upper bound; if it answers as many requests as
-//! before, each only later, queues in front of it may grow more than its own time for a request, which is stated.
+//! Causes: the wait of a service in a window is divided among all that ran on its CPUs in the same window, in
+//! proportion to their CPU time: the other services, and its own other threads. Its CPUs are all on which it was seen
+//! lately, because a program on another CPU of the service keeps the scheduler from moving the service there.
+//! Properties: pure; without counted waits the loss is unknown. Limits: a thread counts on the CPUs where it ran, which
+//! a host may report only at the ends of windows, so a service that was moved is judged by its former CPUs for a while;
+//! CPU time is a proxy of the blame, so a program of higher priority causes more than its share; a part of the wait
+//! that exceeds the CPU time of all known programs has an unknown cause, such as programs that are not managed, a CPU
+//! quota or a hypervisor; a service with fewer requests than in its windows without others seems slowed by up to the
+//! upper bound; if it answers as many requests as before, each only later, queues in front of it may grow more than its
+//! own time for a request, which is stated.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -38,8 +40,8 @@ const MIN_LISTED_SHARE: f64 = 0.01;
 const CPU_WINDOWS: u64 = 120;
 /// Share of the windows without others on each side of the interval.
 const TAIL: f64 = 0.05;
-/// Part by which the use of CPUs may have fallen more than the waits of one thread explain: the service has others too, and
-/// their waits are counted at other times.
+/// Part by which the use of CPUs may have fallen more than the waits of one thread explain: the service has others too,
+/// and their waits are counted at other times.
 const BOUND_TOLERANCE: f64 = 0.05;
 /// Smallest error of a waiting loss: the kernel's account of a wait ends with the wait, not with the window.
 const MIN_ERROR: f64 = 0.002;
@@ -98,8 +100,8 @@ pub(super) struct WaitingHistory {
 }
 
 impl WaitingHistory {
-    /// Observes a window; one without counted waits is left out. `others_on_caches` is the number of CPUs that other services
-    /// used on its caches; `None` if a probe kept tasks off their CPUs.
+    /// Observes a window; one without counted waits is left out. `others_on_caches` is the number of CPUs that other
+    /// services used on its caches; `None` if a probe kept tasks off their CPUs.
     pub(super) fn observe(
         &mut self,
         service: &ServiceIdentity,
@@ -135,8 +137,8 @@ impl WaitingHistory {
             && demand_ns >= MIN_PRESENCE * self.sum(|window| window.done.elapsed_ns)
     }
 
-    /// How many times as much of an amount the service did in windows without others; `None` if too few windows have the
-    /// amount.
+    /// How many times as much of an amount the service did in windows without others; `None` if too few windows have
+    /// the amount.
     fn ratio_alone(&self, amount_of: impl Fn(&WindowWork) -> Option<f64>) -> Option<Estimate> {
         let rate_of = |done: &WindowWork| Some(amount_of(done)? / done.elapsed_ns);
         let rates_alone: Vec<f64> = self.windows_alone.iter().filter_map(rate_of).collect();
@@ -276,7 +278,8 @@ fn push_last<T>(windows: &mut VecDeque<T>, window: T) {
     windows.push_back(window);
 }
 
-/// The wait of a service in one window, and the time in which others ran on its CPUs; `None` if the machine counts no waits.
+/// The wait of a service in one window, and the time in which others ran on its CPUs; `None` if the machine counts no
+/// waits.
 fn divide_wait(
     service: &ServiceIdentity,
     activities: &ServiceActivities<'_>,

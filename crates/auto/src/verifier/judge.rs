@@ -157,7 +157,8 @@ impl Judge<'_> {
     }
 }
 
-/// The speed of a process of the objective before and after a change, and after it if the process is faster by its error.
+/// The speed of a process of the objective before and after a change, and after it if the process is faster by its
+/// error.
 struct ChangedSpeed {
     before: f64,
     after: f64,
@@ -208,8 +209,8 @@ fn positive_log(ratio: f64) -> Option<f64> {
     (ratio.is_finite() && ratio > 0.0).then(|| libm::log(ratio))
 }
 
-/// The logarithm of the objective of a proposed change over that before it, from the changes of its processes. A process
-/// without a change does not count.
+/// The logarithm of the objective of a proposed change over that before it, from the changes of its processes. A
+/// process without a change does not count.
 fn measured_log_ratio(
     change: &ProposedChange,
     changes: &[ProcessChange],

@@ -2,8 +2,8 @@
 //!
 //! Problem: forecasts err, evidence becomes outdated, and programs misreport; but a decision that made programs slower
 //! must not persist. Method: the speed of every process is recorded in each window: reported work, otherwise
-//! instructions, otherwise an event that is a proxy for work ([`cachemate_papers::work_metric`]). A policy chooses how a plan is
-//! verified:
+//! instructions, otherwise an event that is a proxy for work ([`cachemate_papers::work_metric`]). A policy chooses how
+//! a plan is verified:
 //!
 //! - A plan that it *proposes for monitoring* is applied. The windows before the change are the reference. The windows
 //!   after it, once the machine has settled, are compared with the reference process by process ([`comparison`]), by

@@ -1,7 +1,8 @@
 //! Speed of each process in one window.
 //!
 //! The threads of a process count together, because threads are created and exit, and a program with many of them must
-//! not weigh more than one with few. Work is the sum over threads, per second ([`cachemate_papers::work_metric`] defines work).
+//! not weigh more than one with few. Work is the sum over threads, per second ([`cachemate_papers::work_metric`]
+//! defines work).
 
 use std::collections::{BTreeMap, BTreeSet};
 

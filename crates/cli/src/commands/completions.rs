@@ -19,8 +19,8 @@ pub struct Completions {
     /// Shell for which completions are printed
     #[arg(value_enum, required_unless_present = "man")]
     shell: Option<Shell>,
-    /// Print the manual page instead, or write cachemate.1, one page per command, and cachemate.toml.5 to this directory,
-    /// which is created if necessary
+    /// Print the manual page instead, or write cachemate.1, one page per command, and cachemate.toml.5 to this
+    /// directory, which is created if necessary
     #[arg(long, value_name = "DIR", num_args = 0..=1, conflicts_with = "shell")]
     man: Option<Option<PathBuf>>,
     /// Overwrite existing pages

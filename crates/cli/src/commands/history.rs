@@ -15,8 +15,9 @@ use crate::session::Session;
 
 /// Show the losses of services over time, through the cache and by waiting for CPUs, and their causes
 ///
-/// The daemon stores the worst window of each minute, for eight days. Without a service, the services that lost most are
-/// listed; with one, its losses over time, and those that it caused to others. A service that has ended is found as well.
+/// The daemon stores the worst window of each minute, for eight days. Without a service, the services that lost most
+/// are listed; with one, its losses over time, and those that it caused to others. A service that has ended is found as
+/// well.
 #[derive(Args)]
 pub struct HistoryArgs {
     /// A service such as redis, unit/redis or pod/NAMESPACE/NAME

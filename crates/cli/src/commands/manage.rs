@@ -16,9 +16,10 @@ use cachemate_linux::nri::{self, NriOptions};
 
 /// Run the daemon: measure the programs on this host and, with `mode = "act"`, place them and partition caches
 ///
-/// Without a configuration, no program is managed. Unless it sets 'mode = "act"', nothing on the host is changed, and status
-/// and top show the changes that would be made. When the daemon ends, for whatever reason, every change is undone. On SIGHUP
-/// the daemon rereads the configuration; an invalid one is reported, and the previous one stays in force. See docs/live.md.
+/// Without a configuration, no program is managed. Unless it sets 'mode = "act"', nothing on the host is changed, and
+/// status and top show the changes that would be made. When the daemon ends, for whatever reason, every change is
+/// undone. On SIGHUP the daemon rereads the configuration; an invalid one is reported, and the previous one stays in
+/// force. See docs/live.md.
 #[derive(Args)]
 pub struct Manage {
     /// Use this policy instead of the configured one

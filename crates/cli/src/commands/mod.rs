@@ -20,10 +20,9 @@ pub mod topology;
 
 /// Decides which programs share a cache, and how much of it each program gets.
 ///
-/// cachemate records real programs, profiles how they use a cache, predicts how much they slow each other down, and plans
-/// on which CPUs they run, with reasons.
-/// Sizes take K, M and G (powers of 1024). Exit codes: 0 done, 1 the input or the host is at fault, 2 usage,
-/// 130 interrupted.
+/// cachemate records real programs, profiles how they use a cache, predicts how much they slow each other down, and
+/// plans on which CPUs they run, with reasons. Sizes take K, M and G (powers of 1024). Exit codes: 0 done, 1 the input
+/// or the host is at fault, 2 usage, 130 interrupted.
 #[derive(Parser)]
 #[command(name = "cachemate", version = env!("CACHEMATE_VERSION"), max_term_width = 100, propagate_version = true)]
 #[cfg_attr(

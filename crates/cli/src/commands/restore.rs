@@ -22,16 +22,16 @@ use cachemate_daemon::{guardian, paths};
 
 /// Restore everything that a crashed daemon or run left changed
 ///
-/// Affinities, nice values, scheduling policies, cpusets and resctrl groups are restored. Objects that another program has
-/// changed since are reported and left as they are. A running daemon is not disturbed, because it restores the host when it
-/// ends. Failures are reported, and the exit code is then 1.
+/// Affinities, nice values, scheduling policies, cpusets and resctrl groups are restored. Objects that another program
+/// has changed since are reported and left as they are. A running daemon is not disturbed, because it restores the host
+/// when it ends. Failures are reported, and the exit code is then 1.
 #[derive(Args)]
 pub struct RestoreArgs {
     /// Directory of the restore journal
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// Wait for the end of the process on standard input, and restore the host if the process did not; daemons and managed
-    /// runs start this, users never do
+    /// Wait for the end of the process on standard input, and restore the host if the process did not; daemons and
+    /// managed runs start this, users never do
     #[arg(long, hide = true, requires = "state_dir")]
     guardian: bool,
     #[command(flatten)]
@@ -203,8 +203,8 @@ impl RestoreArgs {
 }
 
 impl RestoreArgs {
-    /// The state directories, other than a named one, in which a daemon of this user may have left a journal: the default,
-    /// the one in the configuration, and that of the lock's last owner.
+    /// The state directories, other than a named one, in which a daemon of this user may have left a journal: the
+    /// default, the one in the configuration, and that of the lock's last owner.
     fn other_state_dirs(&self, session: &Session) -> Vec<PathBuf> {
         let mut dirs = vec![paths::state_dir()];
         let config_file = paths::config_file();

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::args::JsonArg;
 use crate::exit::{InterruptedError, UsageError};
-use crate::files::refuse_existing;
+use crate::files::check_output_path;
 use crate::session::Session;
 use cachemate_daemon::daemon::report_failures;
 use cachemate_daemon::dry_run::DryRun;
@@ -29,11 +29,11 @@ use cachemate_page::SnapshotBuilder;
 
 /// Start programs under management, and optionally compare them with an unmanaged run
 ///
-/// Commands are separated by ':::'. A program that maps the file named in CACHEMATE_PROGRESS and counts its work in the first
-/// eight bytes is compared by work per second, other programs by run time. Only these programs are managed, and the host is
-/// restored afterward. Standard output is that of the programs: the summary, also with --json, goes to standard error, and
-/// --quiet omits it. If a program fails, the exit code is 1; so it is if --timeout kills a program that reports no work,
-/// because its run time is then unknown.
+/// Commands are separated by ':::'. A program that maps the file named in CACHEMATE_PROGRESS and counts its work in the
+/// first eight bytes is compared by work per second, other programs by run time. Only these programs are managed, and
+/// the host is restored afterward. Standard output is that of the programs: the summary, also with --json, goes to
+/// standard error, and --quiet omits it. If a program fails, the exit code is 1; so it is if --timeout kills a program
+/// that reports no work, because its run time is then unknown.
 #[derive(Args)]
 pub struct RunArgs {
     /// Policy that manages the programs
@@ -104,8 +104,8 @@ struct ProgramJson {
     managed_spread: Option<(f64, f64)>,
     unmanaged_median: Option<f64>,
     unmanaged_spread: Option<(f64, f64)>,
-    /// Managed speed divided by unmanaged speed, so above 1 is faster; absent if the runs are too short to compare, or if
-    /// they are compared by run time and one was killed at the timeout.
+    /// Managed speed divided by unmanaged speed, so above 1 is faster; absent if the runs are too short to compare, or
+    /// if they are compared by run time and one was killed at the timeout.
     speed_ratio: Option<f64>,
     /// Whether the shortest run has fewer than [`MIN_COMPARED_WINDOWS`] windows.
     too_short_to_compare: bool,
@@ -160,7 +160,7 @@ impl RunArgs {
         };
         host::build_verified_policy(&config)?;
         if let Some(path) = &self.output {
-            refuse_existing(path, self.force)?;
+            check_output_path(path, self.force)?;
         }
         let state_dir = RunStateDir::new()?;
         let host = host::survey_host(false)?;

@@ -1,8 +1,9 @@
 //! What to paste on this host, so that the programs of a plan stay on their caches.
 //!
-//! Problem: a plan names caches, and each of the tools that keep a program somewhere wants the kernel's CPU numbers in its own
-//! form. Method: one block per cache in use, with a shell command, a systemd drop-in, a container's option, and the entry of
-//! cachemate's own configuration, which also confines a pod. Memory nodes are named only on a host with several.
+//! Problem: a plan names caches, and each of the tools that keep a program somewhere wants the kernel's CPU numbers in
+//! its own form. Method: one block per cache in use, with a shell command, a systemd drop-in, a container's option, and
+//! the entry of cachemate's own configuration, which also confines a pod. Memory nodes are named only on a host with
+//! several.
 
 use cachemate_core::{Cache, CpuSet, Topology};
 use cachemate_papers::placement::{PlacedProgram, Placement};
@@ -10,7 +11,8 @@ use cachemate_report::text::escape_controls;
 
 use crate::host_machine::KernelCpu;
 
-/// Returns the blocks for the caches of a plan for this host, whose CPUs have these numbers in the order of the topology's.
+/// Returns the blocks for the caches of a plan for this host, whose CPUs have these numbers in the order of the
+/// topology's.
 pub fn describe_pinning(
     placement: &Placement,
     topology: &Topology,

@@ -60,8 +60,8 @@ pub enum SlowdownModel {
     /// The interval machine's solution for programs with timing.
     Interval {
         timed: Vec<Arc<TimedProgram>>,
-        /// Misses per thousand instructions of each program alone. They are the model's too: the recording's curve counts
-        /// first touches, and lines that prefetchers fetch.
+        /// Misses per thousand instructions of each program alone. They are the model's too: the recording's curve
+        /// counts first touches, and lines that prefetchers fetch.
         alone: Vec<SoloForecast>,
     },
     /// A paper's scheme.
@@ -291,8 +291,8 @@ impl Prediction {
         })
     }
 
-    /// Forecasts all programs at once on the whole machine, each on its CPU, and returns the members of each group; `None`
-    /// unless the interval model predicts.
+    /// Forecasts all programs at once on the whole machine, each on its CPU, and returns the members of each group;
+    /// `None` unless the interval model predicts.
     ///
     /// # Errors
     /// The error of [`Self::forecast_all`].

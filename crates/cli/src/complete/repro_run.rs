@@ -300,9 +300,9 @@ impl CostPlan {
 
 /// Run results with as many seeds as their targets need, the most informative first
 ///
-/// An experiment runs with two seeds at first, and then with more, until the 95 % interval of each of its results lies on
-/// one side of the target. With a budget, the next experiment is the one with the most undecided results per processor
-/// hour.
+/// An experiment runs with two seeds at first, and then with more, until the 95 % interval of each of its results lies
+/// on one side of the target. With a budget, the next experiment is the one with the most undecided results per
+/// processor hour.
 #[derive(Args)]
 pub struct ReproRun {
     #[command(flatten)]

@@ -24,8 +24,8 @@ pub struct RunStoreArgs {
 }
 
 impl RunStoreArgs {
-    /// Opens the store; must be called before any run. Without a usable directory in the user's cache, runs are made and
-    /// not stored; a directory that the user names must be usable.
+    /// Opens the store; must be called before any run. Without a usable directory in the user's cache, runs are made
+    /// and not stored; a directory that the user names must be usable.
     pub fn start(&self) -> anyhow::Result<()> {
         if self.no_store {
             return Ok(());

@@ -102,7 +102,8 @@ impl TestPrograms {
         programs
     }
 
-    /// Starts the programs for a daemon that moves them all the time, with more configuration, and returns their states.
+    /// Starts the programs for a daemon that moves them all the time, with more configuration, and returns their
+    /// states.
     pub fn start_configured(dir: &Path, more: &str) -> (Self, BTreeMap<i32, ThreadState>) {
         let programs = Self::start();
         let config = acting_config("shake", 10, &programs.parent.id().to_string()) + more;

@@ -69,6 +69,30 @@ pub fn run(dir: &Path, args: &[&str]) -> CommandResult {
     }
 }
 
+/// The command with these arguments, run in this directory by another program.
+pub fn run_by(dir: &Path, runner: &[&str], args: &[&str]) -> Command {
+    let own = command(dir, args);
+    let mut run = Command::new(runner[0]);
+    run.args(&runner[1..])
+        .arg(own.get_program())
+        .args(own.get_args())
+        .current_dir(dir);
+    run.envs(
+        own.get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    run.stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    run
+}
+
+/// The command with these arguments under this umask.
+pub fn run_with_umask(dir: &Path, umask: &str, args: &[&str]) -> Command {
+    let shell = format!("umask {umask}; exec \"$0\" \"$@\"");
+    run_by(dir, &["sh", "-c", &shell], args)
+}
+
 /// A raw trace of these addresses.
 pub fn write_raw_trace(
     dir: &Path,

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::common::{command, lackey_text, run, write_raw_trace};
+use crate::common::{command, lackey_text, run, run_with_umask, write_raw_trace};
 
 /// Does mistyped input give exit code 2 and a message, never a panic?
 #[test]
@@ -235,6 +235,32 @@ fn existing_files_are_kept_without_force() {
         .map(|entry| entry.unwrap().file_name())
         .collect();
     assert_eq!(entries.len(), 4, "{entries:?}");
+}
+
+/// Does an output file get the mode of all output files, less what the umask takes away?
+#[test]
+fn an_outputs_mode_follows_the_umask() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    write_raw_trace(dir.path(), "t.u64", 0..100);
+    for (umask, mode) in [
+        ("000", 0o644),
+        ("022", 0o644),
+        ("027", 0o640),
+        ("077", 0o600),
+    ] {
+        let name = format!("{umask}.cmt");
+        let status = run_with_umask(
+            dir.path(),
+            umask,
+            &["record", "--from", "t.u64", "-o", &name],
+        )
+        .status()
+        .unwrap();
+        assert!(status.success(), "umask {umask}");
+        let metadata = std::fs::metadata(dir.path().join(&name)).unwrap();
+        assert_eq!(metadata.permissions().mode() & 0o777, mode, "umask {umask}");
+    }
 }
 
 /// Does a trace survive conversion through standard input with its instruction counts?

@@ -24,8 +24,8 @@ fn write_recording(dir: &Path) {
     run(dir, &["record", "--from", "t.u64", "-o", "t.cmt"]).ok();
 }
 
-/// Do ranges of a recording and segments of a stream on several threads give the digits of one thread, with a list of all
-/// distances and without, sampled, by thread and with ways?
+/// Do ranges of a recording and segments of a stream on several threads give the digits of one thread, with a list of
+/// all distances and without, sampled, by thread and with ways?
 #[test]
 fn curves_on_several_threads_have_the_digits_of_one() {
     let dir = tempfile::tempdir().unwrap();

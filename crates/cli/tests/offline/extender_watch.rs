@@ -1,5 +1,5 @@
-//! The extender and the daemon's publisher on an API server: a scripted server on the loopback interface lists, watches,
-//! takes writes, breaks and falls silent.
+//! The extender and the daemon's publisher on an API server: a scripted server on the loopback interface lists,
+//! watches, takes writes, breaks and falls silent.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};

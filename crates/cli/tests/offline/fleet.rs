@@ -284,6 +284,8 @@ fn requests_of_kube_scheduler_are_answered() {
             "{path} {body}"
         );
     }
+    // The target of a CONNECT has no path.
+    assert_eq!(send_request(&address, "CONNECT", "a:1", "").0, 404);
     // Do the metrics count exactly the answers and refusals above, and no others?
     let (_, page) = send_request(&address, "GET", "/metrics", "");
     for line in [
@@ -299,8 +301,8 @@ fn requests_of_kube_scheduler_are_answered() {
     }
 }
 
-/// Does an extender with a token refuse everybody else, does one without a token record nothing, and are requests with too
-/// many containers or bytes refused while others are answered at once?
+/// Does an extender with a token refuse everybody else, does one without a token record nothing, and are requests with
+/// too many containers or bytes refused while others are answered at once?
 #[test]
 fn strangers_move_no_pod_and_delay_no_answer() {
     let dir = tempfile::tempdir().unwrap();
@@ -377,8 +379,8 @@ fn strangers_move_no_pod_and_delay_no_answer() {
     .exits_with(1, &["found a token of 3 bytes, expected at least 16"]);
 }
 
-/// Does the extender answer every request for 1 000 nodes of eight caches on one connection? The test prints the times of
-/// `CACHEMATE_REQUESTS` requests, or of four.
+/// Does the extender answer every request for 1 000 nodes of eight caches on one connection? The test prints the times
+/// of `CACHEMATE_REQUESTS` requests, or of four.
 #[test]
 fn requests_for_a_thousand_nodes_are_answered_and_timed() {
     let dir = tempfile::tempdir().unwrap();

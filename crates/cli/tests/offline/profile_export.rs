@@ -13,8 +13,8 @@ fn write_state(dir: &Path, profile: &serde_json::Value) {
     std::fs::write(dir.join("state/service-profiles.json"), state.to_string()).unwrap();
 }
 
-/// Does a forecast from an exported profile equal that from the profile that was stored, and is its curve shown? Does a wrong
-/// service name those that are stored, and is a file not overwritten?
+/// Does a forecast from an exported profile equal that from the profile that was stored, and is its curve shown? Does a
+/// wrong service name those that are stored, and is a file not overwritten?
 #[test]
 fn an_exported_profile_forecasts_like_its_original() {
     let dir = tempfile::tempdir().unwrap();
@@ -72,7 +72,8 @@ fn an_exported_profile_forecasts_like_its_original() {
     run(at, &["profile", "export", "web", "--state-dir", "state"]).exits_with(1, &[words]);
 }
 
-/// Does a service with a name longer than a file's get a file, and do the others get theirs although one cannot be written?
+/// Does a service with a name longer than a file's get a file, and do the others get theirs although one cannot be
+/// written?
 #[test]
 fn a_long_service_name_does_not_end_the_export() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,11 +1,11 @@
 //! From the shares and the limits of bandwidth of a plan to classes of service.
 //!
-//! Problem: a plan partitions one cache at a time, and limits the traffic of other groups, but a class of service has one
-//! mask and one limit for every cache, and a thread is in one class. Method: every thread gets the row of masks and limits
-//! of all its groups, and threads with the same row form one class. A class reuses the hardware class in which most of its members already are, so that a change of its masks
-//! moves no task. New classes reuse free hardware classes before others are created, because there are few of them (4
-//! to 16). Properties: equal plans give equal classes; a thread without a share is in no class; an impossible share is
-//! refused without affecting the others.
+//! Problem: a plan partitions one cache at a time, and limits the traffic of other groups, but a class of service has
+//! one mask and one limit for every cache, and a thread is in one class. Method: every thread gets the row of masks and
+//! limits of all its groups, and threads with the same row form one class. A class reuses the hardware class in which
+//! most of its members already are, so that a change of its masks moves no task. New classes reuse free hardware
+//! classes before others are created, because there are few of them (4 to 16). Properties: equal plans give equal
+//! classes; a thread without a share is in no class; an impossible share is refused without affecting the others.
 
 use std::collections::BTreeMap;
 

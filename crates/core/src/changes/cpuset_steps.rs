@@ -1,4 +1,5 @@
-//! The steps in which groups get their CPUs: among related groups that both change, all widen before any of them narrows.
+//! The steps in which groups get their CPUs: among related groups that both change, all widen before any of them
+//! narrows.
 
 use std::collections::BTreeMap;
 

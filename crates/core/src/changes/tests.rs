@@ -697,8 +697,8 @@ fn unsupported_items_are_refused_and_the_rest_applied() {
     );
 }
 
-/// Is a limit between two steps raised to the next one and reported, one at the maximum no class, and one behind a cache
-/// without limits refused?
+/// Is a limit between two steps raised to the next one and reported, one at the maximum no class, and one behind a
+/// cache without limits refused?
 #[test]
 fn limits_of_bandwidth_become_those_of_the_hardware() {
     let mut plan = Plan::idle(WindowLength::Time { ns: 1 });

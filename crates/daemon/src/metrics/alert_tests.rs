@@ -177,8 +177,8 @@ fn check_firing(
     assert!(output.status.success(), "{out}{error}");
 }
 
-/// By Prometheus's own tool: does each alert fire on the metrics of a host for which it is meant, and none on those of a quiet
-/// one?
+/// By Prometheus's own tool: does each alert fire on the metrics of a host for which it is meant, and none on those of
+/// a quiet one?
 #[test]
 fn each_alert_fires_on_its_host_and_none_on_a_quiet_one() {
     if Command::new("promtool").arg("--version").output().is_err() {

@@ -234,11 +234,12 @@ impl IntervalEngine {
         self.limit_bandwidth(model_index);
     }
 
-    /// Delays the tasks whose traffic is limited, so that they stay within their limits with the present waits at memory.
+    /// Delays the tasks whose traffic is limited, so that they stay within their limits with the present waits at
+    /// memory.
     ///
-    /// Every line of a group is delayed by the same number of cycles. A longer delay gives less traffic, so the number is
-    /// found by halving an interval: at `tasks / cap` cycles a line, tasks that did nothing but fetch would just reach the
-    /// cap.
+    /// Every line of a group is delayed by the same number of cycles. A longer delay gives less traffic, so the number
+    /// is found by halving an interval: at `tasks / cap` cycles a line, tasks that did nothing but fetch would just
+    /// reach the cap.
     fn limit_bandwidth(&mut self, model_index: usize) {
         for limit in &self.bandwidth_limits[model_index] {
             let is_here = |slot: &u32| {

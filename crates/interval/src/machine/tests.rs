@@ -100,8 +100,8 @@ fn windows_follow_each_other_with_time_and_counts() {
     assert!((read / 64.0 / misses - 1.0).abs() < 0.01, "{read} {misses}");
 }
 
-/// Does a limited program stay within its limit, in bytes and in percent, does another one gain, and does everything return
-/// with the limit?
+/// Does a limited program stay within its limit, in bytes and in percent, does another one gain, and does everything
+/// return with the limit?
 #[test]
 fn a_limit_of_bandwidth_holds_and_helps_the_others() {
     for (unit, level, max_level) in [

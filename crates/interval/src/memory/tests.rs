@@ -289,8 +289,8 @@ fn a_streams_speed_follows_its_prefetch_distance() {
     assert!(without_room > 0.1, "{without_room}");
 }
 
-/// Do two programs that always wait for memory, and have more misses in flight than there are slots, keep all slots busy,
-/// and wait as many times as long as there are misses too many?
+/// Do two programs that always wait for memory, and have more misses in flight than there are slots, keep all slots
+/// busy, and wait as many times as long as there are misses too many?
 #[test]
 fn programs_that_always_wait_keep_every_slot_busy() {
     let mut memory = sample_memory(64.0, None);

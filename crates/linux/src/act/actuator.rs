@@ -1,8 +1,8 @@
 //! The only path by which the host is changed: journal and guardian first, then the change.
 //!
 //! The core defines which changes exist (`cachemate_core::changes`), and [`crate::act::changes`] applies them through
-//! the [`Actuator`]: [`Actuator::journal_changes`] journals the originals (one synced batch) and makes sure that the guardian
-//! runs.
+//! the [`Actuator`]: [`Actuator::journal_changes`] journals the originals (one synced batch) and makes sure that the
+//! guardian runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -294,12 +294,12 @@ impl Actuator {
             .is_some_and(|(_, guardian)| guardian.status() == GuardianStatus::TakenOver)
     }
 
-    /// Rejoins after a missed heartbeat: waits until the guardian has exited, and restores the object that this
-    /// process was about to change when it was stopped. Afterwards there is no journal and no guardian, unless it fails.
+    /// Rejoins after a missed heartbeat: waits until the guardian has exited, and restores the object that this process
+    /// was about to change when it was stopped. Afterwards there is no journal and no guardian, unless it fails.
     ///
     /// # Errors
-    /// The guardian is still restoring, or an object could not be restored and remains in the journal. The process stays
-    /// fenced.
+    /// The guardian is still restoring, or an object could not be restored and remains in the journal. The process
+    /// stays fenced.
     pub fn rejoin(&mut self, kernel: &dyn Kernel) -> Result<(), JournalError> {
         const MAX_WAIT: Duration = Duration::from_secs(10);
         let Some((mut journal, mut guardian)) = self.journal_and_guardian.take() else {
@@ -316,7 +316,8 @@ impl Actuator {
         if unrestored.is_empty() {
             return journal.remove();
         }
-        // The guardian may have removed the journal. It stays here, so that this process remains fenced and tries again.
+        // The guardian may have removed the journal. It stays here, so that this process remains fenced and tries
+        // again.
         let rewritten = journal.rewrite(|object| unrestored.contains(&object));
         self.journal_and_guardian = Some((journal, guardian));
         rewritten.and(Err(JournalError::Fenced))
@@ -475,8 +476,8 @@ impl Actuator {
     }
 
     /// Drops the journal's entries of threads that exited some windows ago: until then, a child that is not yet known
-    /// may need their originals. To be called once in each window. A thread for which `is_live` returns true was just observed, and
-    /// is not checked.
+    /// may need their originals. To be called once in each window. A thread for which `is_live` returns true was just
+    /// observed, and is not checked.
     ///
     /// # Errors
     /// The journal could not be rewritten; nothing is lost.

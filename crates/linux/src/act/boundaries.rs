@@ -148,8 +148,8 @@ mod tests {
         (cpus, refused.first().map(|refused| refused.message.clone()))
     }
 
-    /// Does a plan stay inside the mask of a Slurm job and of a guest, is one that would leave it altogether refused by the
-    /// owner's name, and is the mask of a program without an owner no boundary?
+    /// Does a plan stay inside the mask of a Slurm job and of a guest, is one that would leave it altogether refused by
+    /// the owner's name, and is the mask of a program without an owner no boundary?
     #[test]
     fn a_plan_stays_inside_the_mask_of_the_owner() {
         let host = FakeHost::default();

@@ -1,12 +1,16 @@
 //! Programs that own control groups. Cachemate asks an owner to change its group instead of writing the group's file.
 //!
-//! Problem: a service manager or a container runtime rewrites a group's CPUs from its own records at a reload or with
-//! the next update, so a value written without its knowledge is lost. Method: the owner is asked to set the CPUs.
-//! systemd gets the property `AllowedCPUs=` until the next boot, through its own client `systemctl`. (On the public
-//! bus the daemon lacks the right, and the replies on the private socket name a sender that zbus rejects.) A
-//! container runtime is asked on the connection of its plugin ([`crate::nri`]). Properties: a group whose owner
-//! cannot be asked is changed through its file; an owner's refusal becomes an error with the owner's text; every
-//! exchange has a timeout. A restore writes the file itself if the owner does not answer.
+//! A service manager or a container runtime rewrites a group's CPUs from its own records at each reload or update, so a
+//! value that is written to the file without its knowledge is lost. Therefore the owner is asked to set the CPUs, and
+//! the file is written only if there is nobody to ask.
+//!
+//! For example, `systemctl set-property --runtime -- db.service AllowedCPUs=1` confines a unit until the next boot, and
+//! the same with an empty list takes it back. (`systemctl` and not D-Bus: on the public bus the daemon lacks the right,
+//! and the replies on the private socket name a sender that zbus rejects.) A container runtime is asked on the
+//! connection of its plugin ([`crate::nri`]).
+//!
+//! An owner's refusal becomes an error with the owner's text, and the file stays as it is; every exchange has a
+//! timeout. A restore writes the file itself if the owner does not answer.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -28,26 +32,35 @@ const MAX_EFFECT_WAIT: Duration = Duration::from_millis(500);
 const POLL_PERIOD: Duration = Duration::from_millis(2);
 /// Maximum number of bytes of an error message that are shown.
 const MAX_MESSAGE_BYTES: u64 = 400;
+
 /// The owners of groups that accept requests. On a host that runs systemd, systemd is always one of them.
 #[derive(Clone, Debug, Default)]
 pub struct GroupOwners {
-    runtime: Option<(ServiceDirectory, ContainerUpdates)>,
+    runtime: Option<ContainerRuntime>,
+}
+
+/// A container runtime with the plugin: its containers, and the connection on which it is asked.
+#[derive(Clone, Debug)]
+struct ContainerRuntime {
+    directory: ServiceDirectory,
+    updates: ContainerUpdates,
 }
 
 impl GroupOwners {
     /// The owners, extended by a container runtime whose containers the directory lists.
     pub fn with_runtime(directory: ServiceDirectory, updates: ContainerUpdates) -> Self {
         GroupOwners {
-            runtime: Some((directory, updates)),
+            runtime: Some(ContainerRuntime { directory, updates }),
         }
     }
 
     /// The container of this group, if its runtime accepts requests.
     fn find_container(&self, group: &str) -> Option<(String, &ContainerUpdates)> {
-        let (directory, updates) = self
-            .runtime
-            .as_ref()
-            .filter(|(_, updates)| updates.is_connected())?;
+        let ContainerRuntime { directory, updates } = self.runtime.as_ref()?;
+        if !updates.is_connected() {
+            return None;
+        }
+
         let container_id =
             cachemate_core::service_of_cgroup(group).and_then(|service| service.identity.container);
         let known_id = container_id.filter(|id| {
@@ -69,6 +82,7 @@ impl GroupOwner for GroupOwners {
             return Ok(false);
         };
         let group = format!("/{}", group.display());
+
         if let Some((id, updates)) = self.find_container(&group) {
             // A runtime cannot be asked to use the CPUs of the parent.
             let cpus = if cpus.is_empty() {
@@ -80,8 +94,11 @@ impl GroupOwner for GroupOwners {
             await_cpus(host, file, &cpus)?;
             return Ok(true);
         }
-        let unit = systemd_unit(&group).filter(|_| matches!(hierarchy, Cpusets::V2(_)));
-        let Some(unit) = unit.filter(|_| is_run_by_systemd(host)) else {
+
+        if !matches!(hierarchy, Cpusets::V2(_)) || !is_run_by_systemd(host) {
+            return Ok(false);
+        }
+        let Some(unit) = systemd_unit(&group) else {
             return Ok(false);
         };
         set_unit_cpus(&host.path_below(Path::new(SYSTEMCTL)), unit, cpus)?;
@@ -136,7 +153,8 @@ fn set_unit_cpus(systemctl: &Path, unit: &str, cpus: &str) -> io::Result<()> {
     )))
 }
 
-/// Waits until the owner has made the change that it agreed to.
+/// Waits until the owner has made the change that it agreed to, at most [`MAX_EFFECT_WAIT`]. A change that is still
+/// missing then is no error here, because the caller reads the result back.
 fn await_cpus(host: &LinuxHost, file: &Path, cpus_text: &str) -> io::Result<()> {
     let deadline = Instant::now() + MAX_EFFECT_WAIT;
     let requested_cpus: Option<CpuSet> = cpus_text.parse().ok();
@@ -147,7 +165,6 @@ fn await_cpus(host: &LinuxHost, file: &Path, cpus_text: &str) -> io::Result<()> 
             .is_ok_and(|now| now.trim().parse::<CpuSet>().ok() == requested_cpus)
             || Instant::now() >= deadline
         {
-            // The caller reads the result back.
             return read_result.map(drop);
         }
         std::thread::sleep(POLL_PERIOD);
@@ -233,7 +250,8 @@ mod tests {
         (actuator, refused)
     }
 
-    /// Does systemd set the CPUs of its unit, although it has given the unit no cpuset before, and take them back at the end?
+    /// Does systemd set the CPUs of its unit, although it has given the unit no cpuset before, and take them back at
+    /// the end?
     #[test]
     fn systemd_sets_and_restores_the_cpus_of_its_units() {
         let (dir, host) = systemd_host(OBEDIENT);

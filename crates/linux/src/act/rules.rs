@@ -198,8 +198,8 @@ pub(crate) fn find_rule<'a>(
     rules.iter().find(|rule| rule.matches(subject))
 }
 
-/// The action of the first rule that matches; [`ManageAction::Ignore`] if none does. A rule without a limit leaves it to
-/// the pod's owner, if it says so.
+/// The action of the first rule that matches; [`ManageAction::Ignore`] if none does. A rule without a limit leaves it
+/// to the pod's owner, if it says so.
 pub fn decide(rules: &[ManageRule], subject: &RuleSubject<'_>) -> ManageAction {
     let Some(rule) = find_rule(rules, subject) else {
         return ManageAction::Ignore;
@@ -391,8 +391,8 @@ mod tests {
         );
     }
 
-    /// Does a pod's own limit apply where its rule has none and allows it, never below the least one, and an invalid one
-    /// nowhere?
+    /// Does a pod's own limit apply where its rule has none and allows it, never below the least one, and an invalid
+    /// one nowhere?
     #[test]
     fn a_pods_limit_applies_where_its_rule_allows_it() {
         let limit_by = |mark: &str, goal: Option<Goal>, takes_promises_from_labels: bool| {

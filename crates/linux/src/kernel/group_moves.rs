@@ -129,8 +129,8 @@ mod tests {
     use crate::kernel::LinuxHost;
     use crate::kernel::text_files::group_hierarchies;
 
-    /// Is a write to a member file reported once, in groups that are there, made later, made in a new group, or renamed,
-    /// and a write to any other file not?
+    /// Is a write to a member file reported once, in groups that are there, made later, made in a new group, or
+    /// renamed, and a write to any other file not?
     #[test]
     fn a_write_to_a_member_file_is_reported_once() {
         let dir = tempfile::tempdir().unwrap();

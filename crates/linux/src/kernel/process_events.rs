@@ -1,9 +1,9 @@
 //! The kernel's messages about processes that start, change and exit: the process connector (`CN_PROC` over netlink).
 //!
 //! Problem: a listing of `/proc` finds every process that lives at that time, at a cost for each of them, and misses
-//! those that live between two listings. Method: the connector sends one message for each fork, exec, exit and change of
-//! user or name; they wait in the socket until they are taken. Properties: it needs `CAP_NET_ADMIN` and the host's first
-//! PID namespace; elsewhere there are no events. If the socket's buffer overflows, the loss is reported.
+//! those that live between two listings. Method: the connector sends one message for each fork, exec, exit and change
+//! of user or name; they wait in the socket until they are taken. Properties: it needs `CAP_NET_ADMIN` and the host's
+//! first PID namespace; elsewhere there are no events. If the socket's buffer overflows, the loss is reported.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -191,7 +191,8 @@ pub(crate) fn write_params(tid: i32, params: &SchedParams) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Does a child of an idle task inherit its class in spite of `SCHED_RESET_ON_FORK`, so that children must be found?
+    /// Does a child of an idle task inherit its class in spite of `SCHED_RESET_ON_FORK`, so that children must be
+    /// found?
     #[test]
     fn reset_on_fork_does_not_reset_the_idle_class() {
         use std::os::unix::process::CommandExt;

@@ -1,9 +1,9 @@
 //! Placement of containers before their first instruction.
 //!
-//! A container that starts again gets the placement of its predecessor. One that has never run gets a prior, if the plan in
-//! force places programs and a rule will manage it: the last-level cache with the fewest running threads per CPU. A cache
-//! with a promised program is its last choice, unless profiles of its image show that it hardly evicts anything. The next
-//! plan replaces the prior.
+//! A container that starts again gets the placement of its predecessor. One that has never run gets a prior, if the
+//! plan in force places programs and a rule will manage it: the last-level cache with the fewest running threads per
+//! CPU. A cache with a promised program is its last choice, unless profiles of its image show that it hardly evicts
+//! anything. The next plan replaces the prior.
 
 use std::collections::BTreeMap;
 
@@ -289,8 +289,8 @@ mod tests {
         id
     }
 
-    /// Starts a container beside `web`, which a plan has put on CPU 1, on a host with two caches of two CPUs. Returns the
-    /// answer to the runtime, and the CPUs of the container then and after everything was restored.
+    /// Starts a container beside `web`, which a plan has put on CPU 1, on a host with two caches of two CPUs. Returns
+    /// the answer to the runtime, and the CPUs of the container then and after everything was restored.
     fn start_beside_web(
         options: LiveOptions,
         container: ContainerFixture,
@@ -327,8 +327,8 @@ mod tests {
         (is_placed, cpus_at_start, cpus(&machine))
     }
 
-    /// If a container starts again in a new pod, is it on the CPUs of its predecessor before the runtime lets it run, with
-    /// its original in the journal; and is an observer's container left as it is?
+    /// If a container starts again in a new pod, is it on the CPUs of its predecessor before the runtime lets it run,
+    /// with its original in the journal; and is an observer's container left as it is?
     #[test]
     fn a_restarted_container_is_placed_before_it_runs() {
         for act in [true, false] {
@@ -350,8 +350,8 @@ mod tests {
         }
     }
 
-    /// Does a container that has never run start on the cache without promised programs, unless profiles of its image show
-    /// that it is quiet, and where it is put by the kernel if no rule manages it?
+    /// Does a container that has never run start on the cache without promised programs, unless profiles of its image
+    /// show that it is quiet, and where it is put by the kernel if no rule manages it?
     #[test]
     fn a_first_start_avoids_promised_programs() {
         let rule = |service: &str, action| ManageRule {

@@ -85,7 +85,8 @@ fn payload_of(answer: &[u8]) -> Vec<u8> {
         .to_vec()
 }
 
-/// Does the plugin learn all containers at the synchronization, each that starts later, and forget those that are removed?
+/// Does the plugin learn all containers at the synchronization, each that starts later, and forget those that are
+/// removed?
 #[test]
 fn the_plugin_learns_started_and_forgets_removed_containers() {
     let directory = ServiceDirectory::default();

@@ -71,7 +71,8 @@ impl ContainerUpdates {
                     "the container runtime cannot be asked now",
                 ));
             }
-            // The reader takes the request only after this lock is released, so a failed wakeup leaves none in the queue.
+            // The reader takes the request only after this lock is released, so a failed wakeup leaves none in the
+            // queue.
             rustix::io::write(&self.wakeup_event, &1u64.to_ne_bytes())?;
             queue.requests.push(UpdateRequest {
                 id: id.to_string(),

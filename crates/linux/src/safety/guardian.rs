@@ -142,7 +142,8 @@ impl Guardian {
         }
     }
 
-    /// Waits until the guardian, which may still be restoring, has exited. Returns false if it still runs after `max_wait`.
+    /// Waits until the guardian, which may still be restoring, has exited. Returns false if it still runs after
+    /// `max_wait`.
     pub fn wait_for_exit(&mut self, max_wait: Duration) -> bool {
         let deadline = Instant::now() + max_wait;
         loop {

@@ -1,12 +1,13 @@
 //! Whose settings may a process have inherited?
 //!
-//! Problem: a child has the CPUs and the class that its parent had at its birth. If the parent had them from us, the child
-//! keeps them for ever unless we find it; and after a double fork (`daemon`, `setsid`, `nohup`) its parent is process 1.
-//! Method: a process is an heir of every ancestor, present or recorded ([`Kernel::recorded_ancestry`]). Where the record
-//! does not reach back to the journal's beginning, a process younger than the journal whose parents have ended is an heir
-//! of the programs in whose session, process group or control groups it is. An heir is only corrected if it has exactly a
-//! state that we set. Properties: `SCHED_RESET_ON_FORK` cannot replace this, because the kernel resets real-time and
-//! deadline policies and negative nice values, and an idle task's child is an idle task; a process with a living parent that is no heir is no heir either.
+//! Problem: a child has the CPUs and the class that its parent had at its birth. If the parent had them from us, the
+//! child keeps them for ever unless we find it; and after a double fork (`daemon`, `setsid`, `nohup`) its parent is
+//! process 1. Method: a process is an heir of every ancestor, present or recorded ([`Kernel::recorded_ancestry`]).
+//! Where the record does not reach back to the journal's beginning, a process younger than the journal whose parents
+//! have ended is an heir of the programs in whose session, process group or control groups it is. An heir is only
+//! corrected if it has exactly a state that we set. Properties: `SCHED_RESET_ON_FORK` cannot replace this, because the
+//! kernel resets real-time and deadline policies and negative nice values, and an idle task's child is an idle task; a
+//! process with a living parent that is no heir is no heir either.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -151,8 +152,9 @@ impl<'a> Inheritance<'a> {
         objects
     }
 
-    /// Has one of the parents through which a process could have inherited ended? Then the youngest ancestor that is still
-    /// younger than the journal was adopted: by the first process of a PID namespace, or by one of another session.
+    /// Has one of the parents through which a process could have inherited ended? Then the youngest ancestor that is
+    /// still younger than the journal was adopted: by the first process of a PID namespace, or by one of another
+    /// session.
     fn is_orphan(
         &self,
         kernel: &dyn Kernel,

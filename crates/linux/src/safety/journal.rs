@@ -89,8 +89,8 @@ pub enum JournalObject {
 }
 
 impl JournalObject {
-    /// The process and the thread whose property it is; `None` if it is not a property of a thread. Threads and children of
-    /// the process inherit the property at their creation.
+    /// The process and the thread whose property it is; `None` if it is not a property of a thread. Threads and
+    /// children of the process inherit the property at their creation.
     pub fn owner(&self) -> Option<(i32, ThreadKey)> {
         match *self {
             JournalObject::Affinity { pid, thread }

@@ -281,8 +281,8 @@ mod tests {
         );
     }
 
-    /// If a journal names an endless device, or a FIFO that has no writer: is it refused at once, unread, and is no file read
-    /// beyond a bound?
+    /// If a journal names an endless device, or a FIFO that has no writer: is it refused at once, unread, and is no
+    /// file read beyond a bound?
     #[test]
     fn a_journal_that_names_a_device_is_refused_unread() {
         let dir = tempfile::tempdir().unwrap();

@@ -149,7 +149,7 @@ pub(crate) fn check_thread(kernel: &dyn Kernel, object: &JournalObject) -> io::R
     }
 }
 
-/// The error as a sentence, with resctrl's own message if there is one.
+/// The error as a sentence, with what limits the object: the CPUs of a cpuset's parent, or resctrl's own message.
 pub(crate) fn describe_failure(
     kernel: &dyn Kernel,
     object: &JournalObject,
@@ -161,10 +161,11 @@ pub(crate) fn describe_failure(
         && let Ok(cpus) = kernel.read(&parent.join(CPUSET_FILE))
     {
         return format!(
-            "{error}; its parent has CPUs '{}', beyond which it cannot be widened",
+            "{error} (the group's parent has CPUs '{}', and no group can have others)",
             cpus.trim()
         );
     }
+
     let resctrl_mount = match object {
         JournalObject::Schemata { path } => path.parent().and_then(Path::parent),
         JournalObject::Directory { path } => path.parent(),

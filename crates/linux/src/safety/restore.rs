@@ -7,8 +7,8 @@
 //! groups, because a thread's affinity cannot reach beyond them; then affinity and nice values, memberships, files, and
 //! last our own directories, deepest first, with their members moved to the parent. An object is restored only if it
 //! still has the state that we set. Threads that are in no journal but belong to a journaled process, or are its heirs
-//! ([`crate::safety::inheritance`]), and carry a mask of ours get the original of their ancestor. Properties: idempotent; never stops at a failure;
-//! reports the outcome for every object.
+//! ([`crate::safety::inheritance`]), and carry a mask of ours get the original of their ancestor. Properties:
+//! idempotent; never stops at a failure; reports the outcome for every object.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -156,8 +156,9 @@ impl BirthLedger {
         self.unread_processes.keys().copied().collect()
     }
 
-    /// Leaves a process that was born since the last refresh to the next one, so that short programs that hardly run are only
-    /// counted. It has the affinity and the control groups of its parent until then. Returns false if its turn has come.
+    /// Leaves a process that was born since the last refresh to the next one, so that short programs that hardly run
+    /// are only counted. It has the affinity and the control groups of its parent until then. Returns false if its turn
+    /// has come.
     pub fn defer(&mut self, pid: i32) -> bool {
         self.unread_processes
             .get_mut(&pid)
@@ -295,8 +296,8 @@ mod tests {
         assert!(!ledger.may_have_new_user(7));
     }
 
-    /// Is a newborn process left to the next refresh once, and a listed one never; and does a child not get the user that its
-    /// ancestor took on before the child was read?
+    /// Is a newborn process left to the next refresh once, and a listed one never; and does a child not get the user
+    /// that its ancestor took on before the child was read?
     #[test]
     fn a_newborn_process_is_deferred_once() {
         let mut ledger = ledger_after(&[

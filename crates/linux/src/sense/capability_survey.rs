@@ -411,7 +411,8 @@ fn check_weights(kernel: &dyn Kernel) -> CapabilityCheck {
     let nice_line = limits
         .lines()
         .find(|line| line.starts_with("Max nice priority"));
-    // setpriority(2): a limit of 20 allows nice values down to 0, which an idle task needs to become a normal one again.
+    // setpriority(2): a limit of 20 allows nice values down to 0, which an idle task needs to become a normal one
+    // again.
     let nice_limit =
         nice_line.and_then(|line| line.split_ascii_whitespace().nth(3)?.parse::<u32>().ok());
     let may_raise_priority = is_root || nice_limit.is_some_and(|limit| limit >= 20);

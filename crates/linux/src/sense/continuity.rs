@@ -160,8 +160,8 @@ mod tests {
         }
     }
 
-    /// Is a CPU that was offline at the start used from then on when it comes, on the cache that it shares, and one that
-    /// shares no known cache left alone?
+    /// Is a CPU that was offline at the start used from then on when it comes, on the cache that it shares, and one
+    /// that shares no known cache left alone?
     #[test]
     fn a_cpu_that_comes_online_later_joins_its_cache() {
         let (host, mut topology) = (FakeHost::default(), topology());

@@ -6,8 +6,8 @@
 //! than a hundredth of its time is counted in one span of each window, which is as short as that limit requires. Spans
 //! begin in another part of each window, so that work whose rhythm is that of the windows is not always counted in the
 //! same state. Properties: counts stay raw, with the share of the thread's processor time in which they were counted; a
-//! thread that was not counted in a window has no counts, never zero. How long a new thread is counted in its first window
-//! follows from its switches since its start.
+//! thread that was not counted in a window has no counts, never zero. How long a new thread is counted in its first
+//! window follows from its switches since its start.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write, pipe};
@@ -91,8 +91,8 @@ impl CounterTable {
         }
     }
 
-    /// Counts a new thread from now on: all the time, unless its use of a CPU in the time before is known and shows that it
-    /// switches often.
+    /// Counts a new thread from now on: all the time, unless its use of a CPU in the time before is known and shows
+    /// that it switches often.
     pub(crate) fn insert(&mut self, thread: ThreadKey, earlier_use: Option<(CpuUse, Duration)>) {
         let share_after = |(cpu_use, time): (CpuUse, Duration)| {
             find_share(cpu_use, self.switch_cost_ns, time.as_nanos() as f64)
@@ -100,8 +100,8 @@ impl CounterTable {
         self.set_share(thread, earlier_use.map_or(1.0, share_after));
     }
 
-    /// Counts a thread from now on in this share of each window. If it has exited or descriptors have run out, its counts
-    /// are absent, never zero, and [`Self::read`] tries again.
+    /// Counts a thread from now on in this share of each window. If it has exited or descriptors have run out, its
+    /// counts are absent, never zero, and [`Self::read`] tries again.
     fn set_share(&mut self, thread: ThreadKey, share: f64) {
         let state = if share < 1.0 {
             Ok(CountingState::InSpans {
@@ -120,8 +120,8 @@ impl CounterTable {
         }
     }
 
-    /// Begins and ends the spans that are due after this part of a window. If a probe with rows comes next, the other spans
-    /// begin too, because it may last for the rest of the window. Returns the time until the next one is due.
+    /// Begins and ends the spans that are due after this part of a window. If a probe with rows comes next, the other
+    /// spans begin too, because it may last for the rest of the window. Returns the time until the next one is due.
     pub(crate) fn poll(
         &mut self,
         elapsed: Duration,
@@ -164,7 +164,8 @@ impl CounterTable {
         window: Duration,
     ) -> Vec<EventCount> {
         let Some(state) = self.threads.get_mut(&thread) else {
-            // One failure for lack of descriptors is enough for a window, because thousands of threads may wait for them.
+            // One failure for lack of descriptors is enough for a window, because thousands of threads may wait for
+            // them.
             if !self.has_no_descriptors {
                 self.insert(thread, cpu_use.zip(Some(window)));
             }
@@ -319,8 +320,8 @@ mod tests {
         );
     }
 
-    /// Is a thread that switches often counted in one span of each window only, and is its count in proportion to its whole
-    /// processor time when scaled by its share?
+    /// Is a thread that switches often counted in one span of each window only, and is its count in proportion to its
+    /// whole processor time when scaled by its share?
     #[test]
     fn a_span_gives_the_counts_of_the_window() {
         let is_over = AtomicBool::new(false);

@@ -220,8 +220,8 @@ struct PerfReading {
 }
 
 impl PerfReading {
-    /// The share of the enabled time in which the event was counted. It is 1 if the thread did not run at all, because its
-    /// count of zero is correct.
+    /// The share of the enabled time in which the event was counted. It is 1 if the thread did not run at all, because
+    /// its count of zero is correct.
     fn counted_share(&self) -> f64 {
         if self.enabled_ns == 0 {
             1.0

@@ -1,4 +1,5 @@
-//! Busy CPUs of the whole host, whichever programs use them, from `/proc/stat` (Documentation/filesystems/proc.rst, 1.7).
+//! Busy CPUs of the whole host, whichever programs use them, from `/proc/stat` (Documentation/filesystems/proc.rst,
+//! 1.7).
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -44,8 +44,8 @@ impl Processor {
     }
 }
 
-/// Opens an event of a thread and a CPU in the group of a leader's descriptor; -1 stands for any CPU. This function sets
-/// the size of the attributes.
+/// Opens an event of a thread and a CPU in the group of a leader's descriptor; -1 stands for any CPU. This function
+/// sets the size of the attributes.
 ///
 /// # Errors
 /// The kernel's error.

@@ -1,9 +1,9 @@
 //! Which part of a control group's path root has chosen.
 //!
-//! Problem: a service is known by the name of its group, and a user to whom a group was delegated names the groups in it as
-//! she likes: `docker-ID.scope` with another container's id. Method: a name counts if it stands in a group that belongs to
-//! root, because only root can have made it; everything deeper is cut off. Property: on a host that shows no hierarchy
-//! nobody can make groups either, so the path counts as it is.
+//! Problem: a service is known by the name of its group, and a user to whom a group was delegated names the groups in
+//! it as she likes: `docker-ID.scope` with another container's id. Method: a name counts if it stands in a group that
+//! belongs to root, because only root can have made it; everything deeper is cut off. Property: on a host that shows no
+//! hierarchy nobody can make groups either, so the path counts as it is.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;

@@ -1,11 +1,11 @@
 //! Cost of a miss of the last level on this host: the reference predictor's penalty, measured rather than assumed.
 //!
-//! Two chases of dependent loads: one over lines that the last level holds, one over lines that are in no cache. These were
-//! flushed where the processor lets programs flush, which takes at most 16 MiB; elsewhere a buffer of twice the last level
-//! evicts them.
-//! Their difference in time, over the time of a cycle, is the penalty. A cycle's time comes from the kernel's clock
-//! rate if it reports one, otherwise from a chain of dependent multiplications, which take three cycles each on the
-//! processors of the last fifteen years (Agner Fog's instruction tables; Arm's optimization guides).
+//! Two chases of dependent loads: one over lines that the last level holds, one over lines that are in no cache. These
+//! were flushed where the processor lets programs flush, which takes at most 16 MiB; elsewhere a buffer of twice the
+//! last level evicts them. Their difference in time, over the time of a cycle, is the penalty. A cycle's time comes
+//! from the kernel's clock rate if it reports one, otherwise from a chain of dependent multiplications, which take
+//! three cycles each on the processors of the last fifteen years (Agner Fog's instruction tables; Arm's optimization
+//! guides).
 //!
 //! Properties: other programs may run. Time is the thread's own, a disturbed round of hits is not the fastest of many,
 //! and the cost of a miss includes the disturbance. A round is as short as possible without fitting into the caches

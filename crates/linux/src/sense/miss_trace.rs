@@ -202,7 +202,8 @@ struct RunningTrace {
 }
 
 impl RunningTrace {
-    /// Waits for records, for at most [`READ_INTERVAL`]. Returns false if the thread has exited or the event has no counter.
+    /// Waits for records, for at most [`READ_INTERVAL`]. Returns false if the thread has exited or the event has no
+    /// counter.
     fn wait_for_records(&self) -> bool {
         let mut poll_fd = libc::pollfd {
             fd: self.leader.as_raw_fd(),

@@ -425,8 +425,8 @@ mod tests {
         assert_eq!(service(&host, &directory, 6), (None, false));
     }
 
-    /// Does a user join no container by a shim of her own, by a group of her own with the id of another's, or by an id that
-    /// the runtime reports for another group; and does root's own group with such a name still name its service?
+    /// Does a user join no container by a shim of her own, by a group of her own with the id of another's, or by an id
+    /// that the runtime reports for another group; and does root's own group with such a name still name its service?
     #[test]
     fn made_up_identities_join_no_service() {
         const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";

@@ -1,14 +1,14 @@
 //! Work that programs report themselves: without a PMU, the only measure of speed that is not a guess.
 //!
-//! A program that cachemate starts finds the name of a file in its environment ([`PROGRESS_VARIABLE`]). Any other program
-//! asks the daemon's socket for `progress` and gets a descriptor of memory. Either way it maps the first eight bytes and
-//! increments them (native byte order), in its own unit: requests, rows, frames. Reading costs one small read per window
-//! and process.
+//! A program that cachemate starts finds the name of a file in its environment ([`PROGRESS_VARIABLE`]). Any other
+//! program asks the daemon's socket for `progress` and gets a descriptor of memory. Either way it maps the first eight
+//! bytes and increments them (native byte order), in its own unit: requests, rows, frames. Reading costs one small read
+//! per window and process.
 //!
-//! Problem: a report is data of one user that root reads, and a folder for such files is one in which every user can block,
-//! fill and shrink what belongs to others. Method: the daemon makes the memory, sealed against any change of its size, and
-//! the kernel says which process asked. Properties: nobody can report for another process, end it by `SIGBUS`, or use more
-//! than a page for each process and a bounded number of them.
+//! Problem: a report is data of one user that root reads, and a folder for such files is one in which every user can
+//! block, fill and shrink what belongs to others. Method: the daemon makes the memory, sealed against any change of its
+//! size, and the kernel says which process asked. Properties: nobody can report for another process, end it by
+//! `SIGBUS`, or use more than a page for each process and a bounded number of them.
 //!
 //! If nothing is reported, an event that the program causes at a steady rate may serve as a proxy, declared as such:
 //! its instructions, if they are counted; its read and write calls, which the kernel counts per thread
@@ -63,8 +63,8 @@ impl ProgressReports {
         }
     }
 
-    /// Memory for the reports of a process of this user, the same at each request. The caller knows from the kernel that
-    /// the process asks for itself.
+    /// Memory for the reports of a process of this user, the same at each request. The caller knows from the kernel
+    /// that the process asks for itself.
     ///
     /// # Errors
     /// The process has ended or changed its user, there are too many reports, or memory or descriptors are short.
@@ -528,8 +528,8 @@ mod tests {
         }
     }
 
-    /// Does a process that asks twice get the same memory, which nobody can shrink or grow, is its number read, and is it
-    /// dropped when the process has ended?
+    /// Does a process that asks twice get the same memory, which nobody can shrink or grow, is its number read, and is
+    /// it dropped when the process has ended?
     #[test]
     fn handed_memory_cannot_be_resized_and_ends_with_its_process() {
         let (host, reports) = (LinuxHost::new("/"), ProgressReports::default());

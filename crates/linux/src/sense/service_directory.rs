@@ -1,7 +1,7 @@
 //! Facts about containers that their runtime reports: the pod's names and labels, the image, the control group.
 //!
-//! Filled by the plugin of the container runtime ([`crate::nri`]), read by the task table: a control group alone names a
-//! container by its id only.
+//! Filled by the plugin of the container runtime ([`crate::nri`]), read by the task table: a control group alone names
+//! a container by its id only.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,8 +35,8 @@ pub struct ContainerRecord {
     pub is_helper: bool,
 }
 
-/// The strictest limit that a pod's owner can ask for; a stricter one counts as this one, because a promise that cannot be
-/// kept makes the policy act against all others for ever.
+/// The strictest limit that a pod's owner can ask for; a stricter one counts as this one, because a promise that cannot
+/// be kept makes the policy act against all others for ever.
 const LEAST_MAX_SLOWDOWN: f64 = 0.01;
 
 impl ContainerRecord {
@@ -50,8 +50,8 @@ impl ContainerRecord {
         self.cgroup.is_empty() || is_at_or_below(path, &self.cgroup)
     }
 
-    /// The slowdown that the pod's owner asks for, as a fraction, from `cachemate.io/max-slowdown` in percent; `None` for
-    /// an invalid value.
+    /// The slowdown that the pod's owner asks for, as a fraction, from `cachemate.io/max-slowdown` in percent; `None`
+    /// for an invalid value.
     pub fn max_slowdown(&self) -> Option<f64> {
         let percent: f64 = self
             .labels
@@ -169,7 +169,8 @@ fn is_at_or_below(path: &str, group: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Is a container found by its id and by any path below its control group, and no other by a path that begins alike?
+    /// Is a container found by its id and by any path below its control group, and no other by a path that begins
+    /// alike?
     #[test]
     fn containers_are_found_by_id_and_path() {
         let directory = ServiceDirectory::default();

@@ -116,8 +116,8 @@ pub struct ThreadUsage {
     pub slices: Option<u64>,
     /// Page faults, both with and without disk access.
     pub faults: u64,
-    /// Read and write calls, counted only without a better measure of speed; `None` if they are not counted, or the thread
-    /// was runnable for little of the time.
+    /// Read and write calls, counted only without a better measure of speed; `None` if they are not counted, or the
+    /// thread was runnable for little of the time.
     pub calls: Option<u64>,
 }
 
@@ -153,8 +153,8 @@ pub struct TaskTable {
     by_thread: BTreeMap<ThreadKey, ManagedThread>,
     /// Threads of large processes that have not run for a while; they are no tasks.
     idle_threads: IdleThreads,
-    /// Examined processes: the leader's key and the rule's decision.
-    processes: BTreeMap<i32, ManagedProcess>,
+    /// Every examined process by its pid, also those that rules ignore.
+    processes: BTreeMap<i32, ExaminedProcess>,
     next_task: u32,
     next_process: u32,
     /// Managed processes that have not run between the last two refreshes.
@@ -197,7 +197,7 @@ pub struct TaskTable {
 pub(crate) struct TaskSelection {
     by_thread: BTreeMap<ThreadKey, ManagedThread>,
     idle_threads: IdleThreads,
-    processes: BTreeMap<i32, ManagedProcess>,
+    processes: BTreeMap<i32, ExaminedProcess>,
 }
 
 /// The processes whose control groups a refresh reads.
@@ -211,9 +211,11 @@ enum GroupReadSchedule {
     YoungAndEvery(u32),
 }
 
+/// A process, with what rules decided about it.
 #[derive(Clone, Debug)]
-struct ManagedProcess {
+struct ExaminedProcess {
     leader: ThreadKey,
+    /// `None` if rules ignore it.
     id: Option<ProcessId>,
     action: ManageAction,
     properties: RuleProperties,
@@ -228,7 +230,7 @@ struct ManagedProcess {
     exited_threads_ns: Option<u64>,
 }
 
-impl ManagedProcess {
+impl ExaminedProcess {
     fn goal(&self) -> Option<Goal> {
         if let ManageAction::Manage(goal) = self.action {
             goal
@@ -338,8 +340,10 @@ impl TaskTable {
         self.renamed_tasks.clear();
         self.leader_stats.clear();
         self.idle_threads.begin_refresh();
+
         self.find_births_and_exits(kernel)?;
         self.find_sleepers(kernel);
+
         let own_service = self
             .own_service
             .get_or_insert_with(|| read_own_service(kernel))
@@ -347,11 +351,13 @@ impl TaskTable {
         let group_schedule = self.update_group_schedule();
         let directory = self.directory.clone();
         let reader = PropertyReader::new(kernel, rules, &directory, own_service.as_ref());
+        // Known processes first: a new one takes over properties of its parent.
         for pid in self.processes.keys().copied().collect::<Vec<_>>() {
             if self.is_match_due(&reader, pid, group_schedule) {
                 self.rematch(&reader, pid);
             }
         }
+
         let excluded_pids = [Some(kernel.own_pid()), self.guardian];
         for pid in self.births.unread_pids() {
             let ran_ns = kernel.run_time_ns(pid).ok();
@@ -362,6 +368,7 @@ impl TaskTable {
                 self.births.remove_unread(pid);
             }
         }
+
         self.read_threads(kernel, now_ns);
         self.births.finish_refresh();
         Ok(())
@@ -396,6 +403,7 @@ impl TaskTable {
             }
             return Ok(());
         }
+
         self.has_lost_events = self.process_events.is_some() && !self.births.is_complete();
         // Events that come during the listing wait for the next refresh.
         let pids = kernel.processes()?;
@@ -421,19 +429,15 @@ impl TaskTable {
             .collect();
         let check_phase = self.refresh_count % PID_CHECK_PERIOD;
         let has_events = self.births.is_complete();
-        let (sleeping_pids, leader_stats, births) = (
-            &mut self.sleeping_pids,
-            &mut self.leader_stats,
-            &self.births,
-        );
-        let (refresh_count, elapsed_ns) = (self.refresh_count, self.elapsed_ns);
-        sleeping_pids.clear();
+
+        self.sleeping_pids.clear();
         let mut reused_pids = Vec::new();
         self.processes.retain(|&pid, process| {
             let is_managed = process.id.is_some();
             if !is_managed && (has_events || pid as u32 % PID_CHECK_PERIOD != check_phase) {
                 return true;
             }
+
             if is_managed {
                 let ran_ns = kernel.run_time_ns(pid).ok();
                 let has_slept = ran_ns.is_some() && ran_ns == process.ran_ns;
@@ -442,18 +446,20 @@ impl TaskTable {
                         .zip(process.ran_ns)
                         .map(|(now, read)| now.saturating_sub(read));
                     has_events
-                        && unread_ns.is_some_and(|ns| ns < elapsed_ns / HARDLY_RUNS_DIVISOR)
-                        && refresh_count.wrapping_sub(process.read_in_refresh)
+                        && unread_ns.is_some_and(|ns| ns < self.elapsed_ns / HARDLY_RUNS_DIVISOR)
+                        && self.refresh_count.wrapping_sub(process.read_in_refresh)
                             < MAX_UNREAD_REFRESHES
-                        && !births.is_changed(pid)
-                        && !births.may_have_new_threads(pid)
+                        && !self.births.is_changed(pid)
+                        && !self.births.may_have_new_threads(pid)
                 };
                 if !running_pids.contains(&pid) && (has_slept || hardly_runs()) {
-                    sleeping_pids.insert(pid);
+                    self.sleeping_pids.insert(pid);
                     return true;
                 }
-                (process.ran_ns, process.read_in_refresh) = (ran_ns, refresh_count);
+                process.ran_ns = ran_ns;
+                process.read_in_refresh = self.refresh_count;
             }
+
             let stat = match kernel.stat(pid) {
                 Ok(stat) => stat,
                 Err(error) => return !is_gone(&error),
@@ -462,7 +468,7 @@ impl TaskTable {
                 reused_pids.push(pid);
                 return false;
             }
-            leader_stats.insert(pid, stat);
+            self.leader_stats.insert(pid, stat);
             true
         });
         self.births.add_listed(reused_pids, has_events);
@@ -491,9 +497,9 @@ impl TaskTable {
         ran_ns.is_some_and(|ran_ns| ran_ns < self.elapsed_ns / HARDLY_RUNS_DIVISOR)
     }
 
-    /// Reads the properties that rules test, and decides about the process, which has run for `ran_ns` so far. A reused pid
-    /// has a new leader and is examined again. Returns false if a property cannot be read: the next refresh tries again,
-    /// because a rule with the action "ignore" must not be missed.
+    /// Reads the properties that rules test, and decides about the process, which has run for `ran_ns` so far. A reused
+    /// pid has a new leader and is examined again. Returns false if a property cannot be read: the next refresh tries
+    /// again, because a rule with the action "ignore" must not be missed.
     fn examine(&mut self, reader: &PropertyReader<'_>, pid: i32, ran_ns: Option<u64>) -> bool {
         let is_single = self.births.has_one_thread(pid);
         let stat_result = if is_single {
@@ -516,6 +522,7 @@ impl TaskTable {
         {
             return true;
         }
+
         let parent = self
             .processes
             .get(&stat.parent)
@@ -538,22 +545,24 @@ impl TaskTable {
             return false;
         };
         let action = properties.decide(reader.rules);
+
         // A process that starts in its parent's control groups usually stays in them, so it counts as being as old as
         // its parent.
-        let parent = self
+        let same_group_parent = self
             .processes
             .get(&stat.parent)
             .filter(|parent| parent.properties.cgroups == properties.cgroups);
-        let parent_found_in_refresh = parent
-            .filter(|_| self.births.is_complete())
-            .map(|parent| parent.found_in_refresh);
-        let process = ManagedProcess {
+        let found_in_refresh = match same_group_parent {
+            Some(parent) if self.births.is_complete() => parent.found_in_refresh,
+            _ => self.refresh_count,
+        };
+        let process = ExaminedProcess {
             leader: stat.key,
             id: None,
             action,
             properties,
             cgroup_file,
-            found_in_refresh: parent_found_in_refresh.unwrap_or(self.refresh_count),
+            found_in_refresh,
             read_in_refresh: self.refresh_count,
             ran_ns,
             exited_threads_ns: None,
@@ -619,15 +628,21 @@ impl TaskTable {
         if stat.key != old_process.leader {
             return; // another process reused the pid, and a refresh will find it
         }
+
         let is_full_match_due = self
             .refresh_count
             .wrapping_add(pid as u32)
             .is_multiple_of(LISTING_PERIOD);
         let is_user_known =
             !is_full_match_due && !self.has_lost_events && !self.births.may_have_new_user(pid);
+        let known_user = if is_user_known {
+            old_process.properties.user
+        } else {
+            None
+        };
         let known_properties = KnownProperties {
             previous: Some(&old_process.properties),
-            user: old_process.properties.user.filter(|_| is_user_known),
+            user: known_user,
             ..KnownProperties::default()
         };
         let Ok(properties) = reader.read(&stat, &old_process.cgroup_file, &known_properties) else {
@@ -636,12 +651,12 @@ impl TaskTable {
         if properties == old_process.properties {
             return;
         }
+
         let action = properties.decide(reader.rules);
-        let (command, user) = (stat.name.clone(), properties.user);
-        let (service, image) = (
-            properties.service.clone(),
-            properties.image().map(str::to_string),
-        );
+        let command = stat.name.clone();
+        let user = properties.user;
+        let service = properties.service.clone();
+        let image = properties.image().map(str::to_string);
         let is_other_program = properties.command != old_process.properties.command
             || service != old_process.properties.service;
         let found_in_refresh = if is_other_program {
@@ -649,34 +664,31 @@ impl TaskTable {
         } else {
             old_process.found_in_refresh
         };
-        self.insert(
-            &stat,
-            ManagedProcess {
-                action,
-                properties,
-                found_in_refresh,
-                ..old_process
-            },
-        );
-        // A sleeping process may have been moved to another control group; this refresh must read its threads
-        // nevertheless.
-        self.sleeping_pids.remove(&pid);
+
+        let process = ExaminedProcess {
+            action,
+            properties,
+            found_in_refresh,
+            ..old_process
+        };
+        let goal = process.goal();
+        let is_fixed = process.is_fixed();
         let is_ignored = action == ManageAction::Ignore;
+        self.insert(&stat, process);
+        // Its control group may have changed while it slept, so this refresh must read its threads nevertheless.
+        self.sleeping_pids.remove(&pid);
+
         let tasks = self.by_thread.values_mut().filter(|task| task.pid == pid);
         for task in tasks.chain(self.idle_threads.threads_mut(pid)) {
-            if is_ignored || action == ManageAction::Observe && !task.is_fixed {
+            if is_ignored || is_fixed && !task.is_fixed {
                 self.released_threads.push(task.clone());
             }
             if is_ignored {
                 continue; // it counts as exited, because no refresh lists it any more
             }
             task.user = user;
-            task.goal = if let ManageAction::Manage(goal) = action {
-                goal
-            } else {
-                None
-            };
-            task.is_fixed = action == ManageAction::Observe;
+            task.goal = goal;
+            task.is_fixed = is_fixed;
             task.program.clone_from(&command);
             task.service.clone_from(&service);
             task.image.clone_from(&image);
@@ -690,7 +702,7 @@ impl TaskTable {
         }
     }
 
-    fn insert(&mut self, stat: &ThreadStat, process: ManagedProcess) {
+    fn insert(&mut self, stat: &ThreadStat, process: ExaminedProcess) {
         let is_ignored = process.action == ManageAction::Ignore;
         if is_ignored && !process.properties.is_kernel_thread {
             self.new_unmanaged_pids.push(stat.key.tid);
@@ -702,7 +714,7 @@ impl TaskTable {
             })
         });
         self.processes
-            .insert(stat.key.tid, ManagedProcess { id, ..process });
+            .insert(stat.key.tid, ExaminedProcess { id, ..process });
     }
 
     /// Takes the threads that rules no longer allow to be moved, because their process has changed since the previous
@@ -729,8 +741,8 @@ impl TaskTable {
             || self.idle_threads.contains(thread)
     }
 
-    /// Unmanaged processes that the last refresh found for the first time: if they descend from a managed one, the settings
-    /// that they inherited are ours.
+    /// Unmanaged processes that the last refresh found for the first time: if they descend from a managed one, the
+    /// settings that they inherited are ours.
     pub fn new_unmanaged_pids(&self) -> &[i32] {
         &self.new_unmanaged_pids
     }
@@ -778,7 +790,7 @@ impl TaskTable {
         }
         let mut released_threads = Vec::new();
         let mut update_or_release = |task: &mut ManagedThread| match self.processes.get(&task.pid) {
-            Some(process @ ManagedProcess { id: Some(_), .. }) => {
+            Some(process @ ExaminedProcess { id: Some(_), .. }) => {
                 task.user = process.properties.user;
                 task.goal = process.goal();
                 let is_fixed = process.is_fixed();

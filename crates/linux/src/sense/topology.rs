@@ -2,11 +2,11 @@
 //!
 //! Problem: machines differ in what they report. Cache ids are neither dense nor unique (they come from APIC ids, and
 //! gaps open when CPUs go offline), a socket may have many last-level caches, old kernels have only hexadecimal maps,
-//! virtual machines leave out whole directories. Method: sysfs is read CPU by CPU; a cache is identified by its level and
-//! the set of online CPUs that share it, never by its id; missing information becomes a warning and the weakest true
-//! claim (a CPU whose caches are unknown is assumed to share none). Properties: read-only; every path is below `root`;
-//! an existing file that cannot be understood is an error that names it, but a missing file is not; CPUs are in the
-//! kernel's order, caches are ordered by level and first CPU.
+//! virtual machines leave out whole directories. Method: sysfs is read CPU by CPU; a cache is identified by its level
+//! and the set of online CPUs that share it, never by its id; missing information becomes a warning and the weakest
+//! true claim (a CPU whose caches are unknown is assumed to share none). Properties: read-only; every path is below
+//! `root`; an existing file that cannot be understood is an error that names it, but a missing file is not; CPUs are in
+//! the kernel's order, caches are ordered by level and first CPU.
 //!
 //! Kernel documentation: Documentation/ABI/stable/sysfs-devices-system-cpu, Documentation/admin-guide/cputopology.rst.
 

@@ -1,10 +1,11 @@
 //! Several caches on one trace, simulated on all threads with the result of one.
 //!
-//! Sets are independent of each other, so a thread can simulate a part of the sets of every cache. If the number of sets
-//! is a multiple of the number of parts, the line modulo the latter says to which part a set belongs, whatever the cache,
-//! and so one pass over the lines serves all caches. The part holds its own sets only: of line l, one of p parts sees the
-//! quotient l / p, which has the same place among the part's sets and the same tag as l among all. Otherwise, and under random replacement, where all sets share one
-//! stream of random numbers, each cache is simulated by one thread.
+//! Sets are independent of each other, so a thread can simulate a part of the sets of every cache. If the number of
+//! sets is a multiple of the number of parts, the line modulo the latter says to which part a set belongs, whatever the
+//! cache, and so one pass over the lines serves all caches. The part holds its own sets only: of line l, one of p parts
+//! sees the quotient l / p, which has the same place among the part's sets and the same tag as l among all. Otherwise,
+//! and under random replacement, where all sets share one stream of random numbers, each cache is simulated by one
+//! thread.
 
 #[cfg(test)]
 use super::SetStore;

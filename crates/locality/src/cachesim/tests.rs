@@ -327,8 +327,8 @@ fn errors_for_invalid_geometries_name_the_field() {
     );
 }
 
-/// Do caches that threads divide by sets, or take one each, have the misses of single caches, under every policy, number
-/// of threads and number of sets?
+/// Do caches that threads divide by sets, or take one each, have the misses of single caches, under every policy,
+/// number of threads and number of sets?
 #[test]
 fn caches_on_threads_have_the_misses_of_single_caches() {
     let mut random = SplitMix64::new(4);

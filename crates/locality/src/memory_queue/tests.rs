@@ -111,8 +111,8 @@ fn waits_of_large_populations_are_those_of_random_arrivals() {
     }
 }
 
-/// Does a chase beside a stream wait for no more than the lines that the stream has in flight, although the stream alone
-/// would saturate the server?
+/// Does a chase beside a stream wait for no more than the lines that the stream has in flight, although the stream
+/// alone would saturate the server?
 #[test]
 fn a_chase_waits_for_the_lines_in_flight_only() {
     let station = QueueStation::in_order(20.8);
@@ -178,8 +178,8 @@ prop_compose! {
 }
 
 proptest! {
-    /// Do the asymptotic bounds hold for every input: a wait beyond the solo wait is at most the others' lines in flight
-    /// times the time of a line, no program becomes faster, and the state is finite?
+    /// Do the asymptotic bounds hold for every input: a wait beyond the solo wait is at most the others' lines in
+    /// flight times the time of a line, no program becomes faster, and the state is finite?
     #[test]
     fn waits_never_exceed_the_lines_of_others(
         sources in prop::collection::vec(any_source(), 1..6),
@@ -216,8 +216,8 @@ proptest! {
         }
     }
 
-    /// In theory's closed network, is throughput below one line per time of a line, above what the waits behind all other
-    /// lines leave, and independent of the point at which the search starts?
+    /// In theory's closed network, is throughput below one line per time of a line, above what the waits behind all
+    /// other lines leave, and independent of the point at which the search starts?
     #[test]
     fn throughput_keeps_its_asymptotic_bounds(
         populations in prop::collection::vec((1.0f64..24.0, 1.0f64..2000.0), 1..6),

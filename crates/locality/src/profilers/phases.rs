@@ -26,8 +26,8 @@ use crate::signature::locality_signature;
 
 /// Number of successive intervals outside the kind's range that mark a change; one alone may merely span two phases.
 const OUTSIDE_INTERVALS: usize = 2;
-/// Standard errors that the noise of one interval exceeds with a probability of one in a thousand. A false change costs a
-/// trace, which takes about as long as an interval.
+/// Standard errors that the noise of one interval exceeds with a probability of one in a thousand. A false change costs
+/// a trace, which takes about as long as an interval.
 const NOISE_BOUND: f64 = 3.29;
 /// Standard errors that the noise of [`OUTSIDE_INTERVALS`] successive intervals exceeds with that probability.
 const REPEATED_NOISE_BOUND: f64 = 2.15;

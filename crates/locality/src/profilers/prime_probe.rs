@@ -4,8 +4,8 @@
 //! Raw samples alternate between the task running beside the probe and the task kept off its CPU. The papers have no
 //! such probe, because their machines have counters. A sample counts only if the ping-pongs before and after it show
 //! that both CPUs share a cache: virtual CPUs may migrate, and a task on another cache evicts nothing. The result is
-//! the difference of the two 20 % trimmed means, so evictions by all other tasks cancel; it may be negative by chance, and
-//! its interval holds 95 % by the spread of both sides.
+//! the difference of the two 20 % trimmed means, so evictions by all other tasks cancel; it may be negative by chance,
+//! and its interval holds 95 % by the spread of both sides.
 
 use cachemate_core::{
     Estimate, EvidenceKind, Fact, FactSource, Observation, PrimeProbeSample, ProbeEvidence,
@@ -111,9 +111,9 @@ fn estimate_difference(running_shares: &[f64], idle_shares: &[f64]) -> Option<Es
     })
 }
 
-/// The 20 % trimmed mean, which omits the lowest and the highest fifth of the values, with an interval that holds it in 95
-/// of 100 cases. The spread of the kept values alone would be too small, so it is that of all values with each omitted one
-/// replaced by the nearest kept one (Yuen, Biometrika 61, 1974). `None` if fewer than two values are kept.
+/// The 20 % trimmed mean, which omits the lowest and the highest fifth of the values, with an interval that holds it in
+/// 95 of 100 cases. The spread of the kept values alone would be too small, so it is that of all values with each
+/// omitted one replaced by the nearest kept one (Yuen, Biometrika 61, 1974). `None` if fewer than two values are kept.
 fn trimmed_estimate(values: &[f64]) -> Option<Estimate> {
     let mut sorted_values = values.to_vec();
     sorted_values.sort_by(f64::total_cmp);

@@ -86,7 +86,8 @@ impl RapidMrcProfiler {
                 .then_some(SetGeometry { sets, page_lines });
         }
         let sets_per_color = sets / u64::from(colors.max(1));
-        // The bits of a set's index below those of the color; slices, of which there may be three, are chosen by a hash.
+        // The bits of a set's index below those of the color; slices, of which there may be three, are chosen by a
+        // hash.
         let places = (sets_per_color & sets_per_color.wrapping_neg()).min(page_lines);
         (places > 1).then_some(SetGeometry {
             sets: places,
@@ -94,8 +95,8 @@ impl RapidMrcProfiler {
         })
     }
 
-    /// Returns the curve, and the largest size in bytes up to which the log determines it, with the rate there; `None` if
-    /// the log determines nothing.
+    /// Returns the curve, and the largest size in bytes up to which the log determines it, with the rate there; `None`
+    /// if the log determines nothing.
     fn estimate_curve(
         &self,
         trace: &MissLog<'_>,
@@ -445,8 +446,8 @@ mod tests {
                 .1
                 .value
         };
-        // All 256 lines fit into two ways of 256 lines; of 15 others with the same offset, two or more are in the set of
-        // a line with a probability of 1 - (7/8)^15 - 15/8 (7/8)^14 = 0.576.
+        // All 256 lines fit into two ways of 256 lines; of 15 others with the same offset, two or more are in the set
+        // of a line with a probability of 1 - (7/8)^15 - 15/8 (7/8)^14 = 0.576.
         assert!(rate_in_two_ways(AddressKind::Physical) < 0.4);
         assert!((rate_in_two_ways(AddressKind::Virtual) - 50.0 * 0.576).abs() < 0.5);
     }

@@ -18,8 +18,8 @@ pub const NO_REUSE: u32 = u32::MAX;
 /// far ahead, so that the host's cache misses overlap.
 const PREFETCH_DISTANCE: usize = 16;
 
-/// Returns, for each entry, the number of distinct other lines since the last entry of its line, or [`NO_REUSE`] if there
-/// is none. Only the first 2^32 - 2 entries of a longer log are used.
+/// Returns, for each entry, the number of distinct other lines since the last entry of its line, or [`NO_REUSE`] if
+/// there is none. Only the first 2^32 - 2 entries of a longer log are used.
 pub fn log_distances(lines: &[u64]) -> Vec<u32> {
     let lines = &lines[..lines.len().min(u32::MAX as usize - 1)];
     let mut stack_distances = Vec::with_capacity(lines.len());
@@ -42,8 +42,8 @@ unsafe fn append_distances<L: Lanes>(lines: &[u64], distances: &mut Vec<u32>) {
         last_uses.prefetch_entry(index + PREFETCH_DISTANCE / 2);
         let distance = match last_uses.replace_last_use(index) {
             Some(previous_index) => {
-                // SAFETY: the caller guarantees that the processor has `L`; an entry dies once, at the next entry of its
-                // line.
+                // SAFETY: the caller guarantees that the processor has `L`; an entry dies once, at the next entry of
+                // its line.
                 index as u32
                     - previous_index
                     - 1

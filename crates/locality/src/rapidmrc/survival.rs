@@ -51,8 +51,8 @@ const DEPTH_STEPS: usize = 960;
 const OFFSET_STEPS: usize = 8192;
 /// Share of the accesses from which they are enough at a depth that they are known to reach.
 const MIN_AT_RISK_SHARE: f64 = 0.1;
-/// With a smaller share, the largest relative standard error of the survival at a known depth: two of them are the tenth by
-/// which a count may differ from a curve without contradicting it.
+/// With a smaller share, the largest relative standard error of the survival at a known depth: two of them are the
+/// tenth by which a count may differ from a curve without contradicting it.
 const MAX_RELATIVE_ERROR: f64 = 0.05;
 /// Number of consecutive sections of a log that count as independent of one another. Reuses are clustered, so the error
 /// follows from the differences between sections (Lin and Wei 1989), and not only from the number of accesses at risk
@@ -96,9 +96,9 @@ pub fn survival_curve(
     survival_curve_with_reach(trace, counts, sizes_bytes, None).map(|(curve, _)| curve)
 }
 
-/// Like [`survival_curve`], but also returns the size in bytes up to which the log determines the curve, and the rate at
-/// that size. Beyond it, the curve is an extrapolation. If `geometry` is given, the sizes are multiples of one line per
-/// set.
+/// Like [`survival_curve`], but also returns the size in bytes up to which the log determines the curve, and the rate
+/// at that size. Beyond it, the curve is an extrapolation. If `geometry` is given, the sizes are multiples of one line
+/// per set.
 pub fn survival_curve_with_reach(
     trace: &MissLog<'_>,
     counts: &LogCounts,

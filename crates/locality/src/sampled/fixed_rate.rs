@@ -88,8 +88,8 @@ impl FixedRateSampler {
         Ok(())
     }
 
-    /// Adds the accesses of `next`, a sampler with the same rate and seed, which follow those of this one, on up to this
-    /// number of threads.
+    /// Adds the accesses of `next`, a sampler with the same rate and seed, which follow those of this one, on up to
+    /// this number of threads.
     ///
     /// # Errors
     /// As [`push`](Self::push).

@@ -151,8 +151,8 @@ impl DeadSlotCounter {
     }
 }
 
-/// Calls `set` with each index and the sum of its later siblings, of which there are `siblings` together; returns the sums of
-/// all siblings.
+/// Calls `set` with each index and the sum of its later siblings, of which there are `siblings` together; returns the
+/// sums of all siblings.
 fn sum_later(counts: &[u32], siblings: usize, mut set: impl FnMut(usize, u32)) -> Vec<u32> {
     let mut sums = Vec::with_capacity(counts.len().div_ceil(siblings));
     for (parent, counts) in counts.chunks(siblings).enumerate() {

@@ -140,7 +140,8 @@ impl DenseFinder {
         leaf
     }
 
-    /// Sets the slots of all lines of another finder by `new_slot` of their slots there; returns the number of new lines.
+    /// Sets the slots of all lines of another finder by `new_slot` of their slots there; returns the number of new
+    /// lines.
     #[inline(always)]
     pub(super) fn absorb_pages(
         &mut self,

@@ -37,8 +37,8 @@ struct EngineCore {
     unabsorbed: Option<Box<UnabsorbedSegment>>,
 }
 
-/// A merged segment whose distances are counted, but whose lines are not in the table of the engine: a result needs only
-/// the counts, so the last merge of a stream saves the work.
+/// A merged segment whose distances are counted, but whose lines are not in the table of the engine: a result needs
+/// only the counts, so the last merge of a stream saves the work.
 #[derive(Debug)]
 struct UnabsorbedSegment {
     slot_allocator: SlotAllocator,
@@ -155,8 +155,9 @@ impl StackDistances {
         waiting.push(lines, |lines| core.run_batches(lines, None))
     }
 
-    /// Adds the next accesses as [`push`](Self::push) does, and appends the distance of each access that has been processed
-    /// to `distances`, in order; [`COLD`] stands for a first touch. Fewer accesses than a batch may be pending afterward.
+    /// Adds the next accesses as [`push`](Self::push) does, and appends the distance of each access that has been
+    /// processed to `distances`, in order; [`COLD`] stands for a first touch. Fewer accesses than a batch may be
+    /// pending afterward.
     ///
     /// # Errors
     /// As [`push`](Self::push).
@@ -369,10 +370,11 @@ impl EngineCore {
         Ok(())
     }
 
-    /// Counts the distances of the next accesses, whose old slots are known, among at most `line_count` lines; 0 stands for
-    /// a new line. Adds them to the tally together with those of `next_tally`.
+    /// Counts the distances of the next accesses, whose old slots are known, among at most `line_count` lines; 0 stands
+    /// for a new line. Adds them to the tally together with those of `next_tally`.
     ///
-    /// A thread can count a part of the accesses by itself, from a counter in which the slots of the parts before are dead.
+    /// A thread can count a part of the accesses by itself, from a counter in which the slots of the parts before are
+    /// dead.
     fn count_known(
         &mut self,
         old_slots: &[u32],
@@ -455,8 +457,8 @@ impl EngineCore {
     }
 }
 
-/// Counts the distances of accesses whose old slots are known; 0 stands for a new line. The accesses have the slots from
-/// `new_slot` on.
+/// Counts the distances of accesses whose old slots are known; 0 stands for a new line. The accesses have the slots
+/// from `new_slot` on.
 #[inline(always)]
 unsafe fn count_accesses<L: Lanes>(
     counter: &mut DeadSlotCounter,
@@ -489,8 +491,8 @@ impl FirstTouches {
         }
     }
 
-    /// Adds the lines of a batch whose slots are not among those of known lines, which ascend. Which lines are new cannot be
-    /// predicted, so no branch depends on it.
+    /// Adds the lines of a batch whose slots are not among those of known lines, which ascend. Which lines are new
+    /// cannot be predicted, so no branch depends on it.
     #[inline(always)]
     fn collect(&mut self, batch: &[u64], first_slot: u32, known_slots: &[u32], cap_lines: usize) {
         let mut known_slots = known_slots;

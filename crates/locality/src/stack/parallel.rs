@@ -1,9 +1,9 @@
 //! Segments of one stream on several threads, with the same result as one pass on one thread.
 //!
-//! The stream is cut into segments ([`super::segment`]), each of which one thread measures; a thread that has measured one
-//! merges it with its neighbors, as far as these are known. Merging costs as much as the lines of the later segment, and
-//! measuring as much as its accesses, so segments should be much longer than their number of lines; otherwise cuts need
-//! no choice.
+//! The stream is cut into segments ([`super::segment`]), each of which one thread measures; a thread that has measured
+//! one merges it with its neighbors, as far as these are known. Merging costs as much as the lines of the later
+//! segment, and measuring as much as its accesses, so segments should be much longer than their number of lines;
+//! otherwise cuts need no choice.
 //!
 //! There are two ways to divide the work, with the same merges. [`measure_ranges`] is for streams that can be read from
 //! any place: each thread reads and decodes its own range, and nothing waits. [`SegmentStream`] is for all others: the
@@ -220,8 +220,8 @@ struct SegmentJob<A> {
 }
 
 impl<M: SegmentMeter> SegmentStream<M> {
-    /// Starts this number of threads; with one, the caller's thread does the work. The threads end together if the length
-    /// of the stream is known.
+    /// Starts this number of threads; with one, the caller's thread does the work. The threads end together if the
+    /// length of the stream is known.
     pub fn new(
         threads: usize,
         expected_accesses: Option<u64>,

@@ -3,21 +3,20 @@
 //!
 //! The stack distance of an access depends on nothing before the last touch of its line. So of a stretch only its first
 //! touches remain open, and for those of the next stretch only the order of its last touches counts. A [`Segment`] is
-//! therefore an engine that also lists its lines in order of first touch. To merge B into A, the engine of A looks up B's
-//! first touches alone, each of which kills its slot in A: between a line's last touch in A and its first one in B lie
-//! the lines that A touched later and those that B touched before, each once, however often B repeats them. Lines that A
-//! does not know become first touches of both. B's lines get the next slots of A, in order of their last touches, when
-//! accesses or another segment follow; the last merge of a stream ends without it.
-//! "Local infinities" of PARDA (Niu, Dinan, Lu, Sadayappan, IPDPS 2012) are the same idea with one tree per process and a
-//! chain of processes.
+//! therefore an engine that also lists its lines in order of first touch. To merge B into A, the engine of A looks up
+//! B's first touches alone, each of which kills its slot in A: between a line's last touch in A and its first one in B
+//! lie the lines that A touched later and those that B touched before, each once, however often B repeats them. Lines
+//! that A does not know become first touches of both. B's lines get the next slots of A, in order of their last
+//! touches, when accesses or another segment follow; the last merge of a stream ends without it. "Local infinities" of
+//! PARDA (Niu, Dinan, Lu, Sadayappan, IPDPS 2012) are the same idea with one tree per process and a chain of processes.
 //!
-//! For example, A = x y x and B = y z: A has first touches x y, last touches y x, and one distance of 1. Merging finds y
-//! under x, so y has distance 1, and z is new: first touches x y z, last touches x y z, two distances of 1.
+//! For example, A = x y x and B = y z: A has first touches x y, last touches y x, and one distance of 1. Merging finds
+//! y under x, so y has distance 1, and z is new: first touches x y z, last touches x y z, two distances of 1.
 //!
 //! Properties: merging is associative, so every division of a stream and every order of merges gives the same bits. The
-//! cost of a merge is that of the second segment's distinct lines, whatever the first one holds: its table is used as it
-//! is. With a cap of K lines, a segment holds at most 2 K lines, and distances of K or more are one number, so that memory
-//! is bounded for every stream.
+//! cost of a merge is that of the second segment's distinct lines, whatever the first one holds: its table is used as
+//! it is. With a cap of K lines, a segment holds at most 2 K lines, and distances of K or more are one number, so that
+//! memory is bounded for every stream.
 
 use super::exact::FirstTouches;
 use super::slot_allocator::FinderLimits;

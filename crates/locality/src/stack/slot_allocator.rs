@@ -18,7 +18,8 @@ pub(super) struct FinderLimits {
     /// Initial and minimum number of slots; at least two batches.
     pub min_slots: usize,
     pub max_lines: usize,
-    /// Number of lines beyond which distances are not told apart. With twice as many lines, the older ones are forgotten.
+    /// Number of lines beyond which distances are not told apart. With twice as many lines, the older ones are
+    /// forgotten.
     pub cap_lines: usize,
 }
 
@@ -130,8 +131,8 @@ impl SlotAllocator {
         dispatch!(simd, find_slots(finder: &SlotFinder, lines: &[u64], slots: &mut [u32]));
     }
 
-    /// Moves all lines to the lowest slots, in order, and makes room for `room` accesses and for at least three times as
-    /// many as there are lines. Afterward the caller must rebuild its counter with [`Self::slots`].
+    /// Moves all lines to the lowest slots, in order, and makes room for `room` accesses and for at least three times
+    /// as many as there are lines. Afterward the caller must rebuild its counter with [`Self::slots`].
     ///
     /// # Errors
     /// Returns an error if there are too many distinct lines.
@@ -174,8 +175,8 @@ impl SlotAllocator {
         dispatch!(simd, renumber_slots(finder: &mut SlotFinder, ranks: &SlotRanks));
     }
 
-    /// Gives the lines of `next` the next slots, in the order of their slots there. [`Self::can_absorb`] must be true for
-    /// their number; if [`Self::is_full`] is true afterward, a compaction must follow.
+    /// Gives the lines of `next` the next slots, in the order of their slots there. [`Self::can_absorb`] must be true
+    /// for their number; if [`Self::is_full`] is true afterward, a compaction must follow.
     pub(super) fn absorb(&mut self, next: &SlotAllocator, dead_bits: &[u64]) {
         let last_slot = self.next_slot as u32 - 1;
         self.next_slot += next.lines();
@@ -267,8 +268,8 @@ unsafe fn find_slots<L: Lanes>(finder: &SlotFinder, lines: &[u64], slots: &mut [
     }
 }
 
-/// Gives all lines of another finder the slots after `last_slot`, by the ranks of their slots there, page by page; returns
-/// whether the two finders allow it.
+/// Gives all lines of another finder the slots after `last_slot`, by the ranks of their slots there, page by page;
+/// returns whether the two finders allow it.
 #[inline(always)]
 unsafe fn absorb_pages<L: Lanes>(
     finder: &mut SlotFinder,

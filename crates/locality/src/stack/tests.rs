@@ -226,8 +226,8 @@ fn assert_threads_agree(lines: &[u64], threads: usize) {
     is_equal(by_ranges(lines, threads, 7), "ranges");
 }
 
-/// Does a range that is not whole end the result, whichever thread measures it, and is the error of the first range with
-/// one reported?
+/// Does a range that is not whole end the result, whichever thread measures it, and is the error of the first range
+/// with one reported?
 #[test]
 fn the_first_incomplete_range_ends_the_result() {
     let measure = |range: u64| -> Result<MeasuredRange<Segment>, StackError> {
@@ -248,8 +248,8 @@ fn the_first_incomplete_range_ends_the_result() {
     assert!(measure_ranges(3, 0, measure).unwrap().is_none());
 }
 
-/// Do several threads agree with one on streams with a growing set of lines, with one line, with none repeated, with all
-/// repeated, and without accesses?
+/// Do several threads agree with one on streams with a growing set of lines, with one line, with none repeated, with
+/// all repeated, and without accesses?
 #[test]
 fn threads_agree_with_one_on_every_kind_of_stream() {
     let mut random = SplitMix64::new(9);
@@ -302,8 +302,8 @@ fn segments_with_too_many_lines_are_refused_with_the_limit() {
     assert_eq!(outcome.unwrap_err().limit_lines, 100_000);
 }
 
-/// Are stored segments refused that no stream has: repeated lines, different lines, too far distances, a surplus without
-/// a cap?
+/// Are stored segments refused that no stream has: repeated lines, different lines, too far distances, a surplus
+/// without a cap?
 #[test]
 fn impossible_segments_are_refused() {
     let parts = SegmentParts {

@@ -148,8 +148,8 @@ fn a_branch_that_waits_for_a_miss_ends_its_overlap() {
     assert!((found / (alone / 4.0) - 1.0).abs() < 0.15, "{found}");
 }
 
-/// Do instructions between misses take the cycles of their chains and branches, if the machine states what refilling the
-/// pipeline costs, and their share of the issue width otherwise or in order?
+/// Do instructions between misses take the cycles of their chains and branches, if the machine states what refilling
+/// the pipeline costs, and their share of the issue width otherwise or in order?
 #[test]
 fn instructions_between_misses_take_the_time_of_their_chains() {
     let hit = SampledAccess {
@@ -265,8 +265,8 @@ fn stream_accesses(gap: u64) -> Vec<SampledAccess> {
         .collect()
 }
 
-/// Does a stream overlap what the window holds, does the bus bound it, and do prefetches hide its latency as far as they
-/// lead?
+/// Does a stream overlap what the window holds, does the bus bound it, and do prefetches hide its latency as far as
+/// they lead?
 #[test]
 fn streams_are_bound_by_window_bus_and_lead() {
     let machine = sample_walk_machine();
@@ -311,8 +311,8 @@ fn streams_are_bound_by_window_bus_and_lead() {
     assert_eq!(counts.prefetched_misses, 0.0);
 }
 
-/// Do the places of a bus bound a stream that is prefetched as they bound one on demand (Little's law), and does a prefetcher
-/// that runs less far ahead on a busy bus leave places free?
+/// Do the places of a bus bound a stream that is prefetched as they bound one on demand (Little's law), and does a
+/// prefetcher that runs less far ahead on a busy bus leave places free?
 #[test]
 fn prefetched_lines_hold_places_of_the_bus() {
     let streamer = PrefetcherSpec::Streamer {

@@ -314,7 +314,8 @@ fn a_recording_plays_back() {
     assert_eq!(browser.complaints, Vec::<String>::new());
 }
 
-/// Does a recording with losses open at its worst window, with both culprits, and do the strip and its button choose windows?
+/// Does a recording with losses open at its worst window, with both culprits, and do the strip and its button choose
+/// windows?
 #[test]
 fn a_recording_opens_at_its_worst_moment() {
     let Some((mut browser, _turn)) = open_browser("worst moment") else {
@@ -363,8 +364,8 @@ fn a_page_with_an_hour_of_windows_is_at_most_5_mb() {
     assert!(10 * bytes < 5_000_000, "{bytes} bytes for a tenth");
 }
 
-/// Is a long recording stored whole, drawn by few points that keep its extremes, and read closely after zooming, by keys as
-/// well; and do programs of one name have names of their own?
+/// Is a long recording stored whole, drawn by few points that keep its extremes, and read closely after zooming, by
+/// keys as well; and do programs of one name have names of their own?
 #[test]
 fn a_long_recording_is_zoomed_and_equal_names_distinguished() {
     let Some((mut browser, _turn)) = open_browser("zooming") else {

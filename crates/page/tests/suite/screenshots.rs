@@ -25,8 +25,8 @@ const CHANGED_LEVELS: u8 = 3;
 /// Maximum share of the cells that may have changed.
 const MAX_CHANGED: f64 = 0.005;
 
-/// Mean brightness of every cell as a character, of 64 from `0` on, a line for each row. The first line is the width of a
-/// text, which identifies the fonts of the host.
+/// Mean brightness of every cell as a character, of 64 from `0` on, a line for each row. The first line is the width of
+/// a text, which identifies the fonts of the host.
 fn brightness_grid(browser: &mut Browser) -> String {
     let fonts = browser.eval(
         "(() => { const pen = document.createElement('canvas').getContext('2d'); \

@@ -2,8 +2,10 @@
 
 use super::{BinLoads, CacheCapacity, TaskLoad, TaskQuota, package_sums, unevenness};
 
-/// A bin for every task. The present assignment stays, with new tasks on the lightest bins that have a free CPU, unless
-/// a new one lowers the [`unevenness`] by more than `min_gain` or loads per CPU have become uneven.
+/// Returns a bin for every task, in their order; empty without bins.
+///
+/// Tasks keep their bins, and new tasks go to the lightest bins with a free CPU. All are placed anew only if that
+/// lowers the [`unevenness`] by more than `min_gain`, or if some CPU would otherwise have two tasks more than another.
 pub fn balance_centrally(
     capacities: &[CacheCapacity],
     task_loads: &[TaskLoad],
@@ -12,6 +14,7 @@ pub fn balance_centrally(
     if capacities.is_empty() {
         return Vec::new();
     }
+
     let balanced_bins = match_bins(
         capacities,
         task_loads,
@@ -20,6 +23,7 @@ pub fn balance_centrally(
     let current_bins = place_heaviest_first(capacities, task_loads, |task_load| {
         task_load.current_bin.is_some()
     });
+
     let quota = TaskQuota::for_tasks(capacities, task_loads.len());
     let is_balanced = quota.is_within_quota(
         capacities,
@@ -27,6 +31,7 @@ pub fn balance_centrally(
     );
     let improvement = unevenness(capacities, task_loads, &current_bins)
         - unevenness(capacities, task_loads, &balanced_bins);
+
     if is_balanced && improvement <= min_gain {
         current_bins
     } else {
@@ -42,10 +47,14 @@ fn place_heaviest_first(
 ) -> Vec<usize> {
     let quota = TaskQuota::for_tasks(capacities, task_loads.len());
     let mut loads = BinLoads::without_tasks(capacities);
-    let current_bin = |task_load: &TaskLoad| task_load.current_bin.filter(|_| keeps_bin(task_load));
-    let mut bins: Vec<Option<usize>> = task_loads.iter().map(current_bin).collect();
-    for (task_load, bin) in task_loads.iter().zip(&bins) {
-        bin.iter().for_each(|&bin| loads.add(bin, task_load.weight));
+    let mut bins = vec![None; task_loads.len()];
+    for (bin, task_load) in bins.iter_mut().zip(task_loads) {
+        if let Some(current_bin) = task_load.current_bin
+            && keeps_bin(task_load)
+        {
+            loads.add(current_bin, task_load.weight);
+            *bin = Some(current_bin);
+        }
     }
 
     let mut ordered_tasks: Vec<usize> = (0..task_loads.len())
@@ -63,7 +72,7 @@ fn place_heaviest_first(
         };
 
         let open_bins = (0..capacities.len())
-            .filter(|&p| quota.has_room(&capacities[p], loads.counts[p], extra_tasks));
+            .filter(|&bin| quota.has_room(&capacities[bin], loads.counts[bin], extra_tasks));
         // All bins exceed their quota only if tasks that cannot move fill them.
         let bin = open_bins
             .min_by(compare_load)
@@ -77,7 +86,8 @@ fn place_heaviest_first(
     bins.into_iter().map(|bin| bin.unwrap_or(0)).collect()
 }
 
-/// Moves whole groups to the bins that have most of their members.
+/// Assigns bins to groups so that few tasks move. A group is what [`place_heaviest_first`] put on one bin, and has that
+/// bin's number, so `group_by_task` is a placement that is still free to exchange bins of equally many CPUs.
 ///
 /// The heaviest group goes first, to the package with the smallest sum so far, and there to the bin with most of its
 /// members. Groups are exchanged only between bins with equally many CPUs, and a group with a task that cannot move
@@ -85,13 +95,13 @@ fn place_heaviest_first(
 fn match_bins(
     capacities: &[CacheCapacity],
     task_loads: &[TaskLoad],
-    groups: &[usize],
+    group_by_task: &[usize],
 ) -> Vec<usize> {
-    let loads = BinLoads::from_bins(capacities, task_loads, groups);
+    let loads = BinLoads::from_bins(capacities, task_loads, group_by_task);
     let has_stuck_task = |group: usize| {
         task_loads
             .iter()
-            .zip(groups)
+            .zip(group_by_task)
             .any(|(task_load, &owner)| owner == group && task_load.is_unmovable)
     };
     let mut target_bins: Vec<Option<usize>> = (0..capacities.len())
@@ -99,13 +109,14 @@ fn match_bins(
         .collect();
     let mut is_taken: Vec<bool> = target_bins.iter().map(Option::is_some).collect();
     let mut member_overlap = vec![vec![0usize; capacities.len()]; capacities.len()];
-    for (task_load, &group) in task_loads.iter().zip(groups) {
+    for (task_load, &group) in task_loads.iter().zip(group_by_task) {
         task_load
             .current_bin
             .iter()
             .for_each(|&bin| member_overlap[group][bin] += 1);
     }
 
+    let counts_packages = package_sums(capacities, &loads.sums).is_some();
     let mut sums: Vec<f64> = target_bins
         .iter()
         .enumerate()
@@ -117,7 +128,6 @@ fn match_bins(
     ordered_groups.sort_by(|&a, &b| loads.sums[b].total_cmp(&loads.sums[a]));
 
     for group in ordered_groups {
-        let counts_packages = package_sums(capacities, &sums).is_some();
         let package_sum = |bin: usize| -> f64 {
             let is_same_package =
                 |other_bin: &usize| capacities[*other_bin].package == capacities[bin].package;
@@ -146,7 +156,7 @@ fn match_bins(
         (is_taken[bin], sums[bin], target_bins[group]) = (true, loads.sums[group], Some(bin));
     }
 
-    groups
+    group_by_task
         .iter()
         .map(|&group| target_bins[group].unwrap_or(group))
         .collect()

@@ -123,8 +123,8 @@ impl DemandCurve {
             .then_some(demand_curve)
     }
 
-    /// Bounds the curve by a measurement with this number of units that no other program used: more units cost at most as
-    /// much, and fewer at least as much.
+    /// Bounds the curve by a measurement with this number of units that no other program used: more units cost at most
+    /// as much, and fewer at least as much.
     #[must_use]
     pub fn apply_bound(mut self, units: u32, measured_speed: MeasuredSpeed) -> Self {
         let bound_values = |values: &mut [f64], measured_value: f64| {

@@ -111,7 +111,10 @@ impl MatrixPolicy {
             return;
         }
 
-        let row_of_task = |task: &TaskId| self.row_by_task.get(task).copied().unwrap_or(0);
+        let row_of_task = |task: &TaskId| {
+            let row = self.row_by_task.get(task);
+            *row.expect("checked by `decide`: every task to be placed has a row")
+        };
         let cost_of_pair =
             |i: &TaskId, j: &TaskId| self.parameters.slowdowns[row_of_task(i)][row_of_task(j)];
         let costs: Vec<Vec<f64>> = tasks
@@ -130,7 +133,7 @@ impl MatrixPolicy {
             .by_cache
             .iter()
             .flatten()
-            .any(|cpu| cpu.len() > 1);
+            .any(|members| members.len() > 1);
         for (index, cpus) in cpus_of(&solution.seating, &seats, has_shared_cpus) {
             let text = format!("{{0}} is assigned to CPUs {cpus}");
             let numbers = vec![("slowdown_percent".to_string(), 100.0 * slowdowns[index])];
@@ -199,26 +202,26 @@ fn exchange_equal_caches(
     }
 }
 
-/// The CPUs of every task: all CPUs of its cache, or a single CPU if it matters which tasks take turns.
+/// The CPUs of every task by its index: all CPUs of its cache, or one if it matters which tasks take turns.
 fn cpus_of(
     seating: &Seating,
     seats: &[placement::CacheSeats],
     assigns_one_cpu: bool,
 ) -> Vec<(usize, CpuSet)> {
-    let mut task_cpus = Vec::new();
-    for (cache, cpus) in seats.iter().zip(&seating.by_cache) {
-        for (members, cpu) in cpus.iter().zip(&cache.cpus) {
-            let cache_cpus = || cache.cpus.iter().map(|cpu| cpu.0).collect();
-            let cpu_set: CpuSet = if assigns_one_cpu {
-                [cpu.0].into_iter().collect()
+    let mut cpus_by_task = Vec::new();
+    for (cache, members_by_cpu) in seats.iter().zip(&seating.by_cache) {
+        let cache_cpus: CpuSet = cache.cpus.iter().map(|cpu| cpu.0).collect();
+        for (members, cpu) in members_by_cpu.iter().zip(&cache.cpus) {
+            let allowed_cpus = if assigns_one_cpu {
+                std::iter::once(cpu.0).collect()
             } else {
-                cache_cpus()
+                cache_cpus.clone()
             };
-            task_cpus.extend(members.iter().map(|&member| (member, cpu_set.clone())));
+            cpus_by_task.extend(members.iter().map(|&member| (member, allowed_cpus.clone())));
         }
     }
-    task_cpus.sort_by_key(|(member, _)| *member);
-    task_cpus
+    cpus_by_task.sort_by_key(|(member, _)| *member);
+    cpus_by_task
 }
 
 pub(super) fn build_matrix_policy(

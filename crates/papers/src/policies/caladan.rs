@@ -1,13 +1,15 @@
 //! Parks the program that uses most memory bandwidth while a promise is missed (Caladan's rule: Fried, Ruan, Ousterhout
 //! and Belay, OSDI 2020).
 //!
-//! Problem: partitions divide a cache and not the path to memory, and interference changes faster than curves are measured.
-//! Method: in every window in which a promise on a cache is missed, the program without a promise that reads and writes most
-//! memory there is parked: it may run only on the last CPU of the cache, which it shares with the other parked programs. When
-//! the promises have had a fifth to spare for ten windows, the program that was parked last is released.
+//! Problem: partitions divide a cache and not the path to memory, and interference changes faster than curves are
+//! measured. Method: in every window in which a promise on a cache is missed, the program without a promise that reads
+//! and writes most memory there is parked: it may run only on the last CPU of the cache, which it shares with the other
+//! parked programs. When the promises have had a fifth to spare for ten windows, the program that was parked last is
+//! released.
 //!
-//! Properties: two counters, no model. A program is never stopped, whereas Caladan takes all cores from one if it
-//! must, so that a single aggressor keeps its bandwidth here. Without promises, nothing changes, and what is parked runs again.
+//! Properties: two counters, no model. A program is never stopped, whereas Caladan takes all cores from one if it must,
+//! so that a single aggressor keeps its bandwidth here. Without promises, nothing changes, and what is parked runs
+//! again.
 
 use cachemate_core::{CpuSet, Decision, Plan, Policy, ProcessId, Reason, View, WindowLength};
 use serde::Deserialize;

@@ -3,10 +3,9 @@
 //! Problem: DI needs a profile of every program beforehand. Method: the miss rate is counted while the task runs with
 //! its co-runners, and averaged over windows of 10^9 cycles; these rates order tasks nearly like the solo rates (CA-5).
 //! Reads from memory, which include prefetched lines, can be counted instead of misses. If no task has counts (as in
-//! most virtual machines), the intensity from probes is used, then the slowdown that a probe's neighbor causes; recorded
-//! rates only where the machine cannot count at all.
-//! The method then continues as in DI: tasks are sorted and distributed, or exchanged between pairs of caches
-//! ([`crate::intensity_balancing`], [`crate::load_balance`]).
+//! most virtual machines), the intensity from probes is used, then the slowdown that a probe's neighbor causes;
+//! recorded rates only where the machine cannot count at all. The method then continues as in DI: tasks are sorted and
+//! distributed, or exchanged between pairs of caches ([`crate::intensity_balancing`], [`crate::load_balance`]).
 //!
 //! Properties: the policy follows phases, because profiles drop evidence of earlier ones. Rates of different kinds are
 //! never compared. Tasks that have not been measured yet stay in place.

@@ -1,10 +1,10 @@
 //! Fences streams into a tenth of the cache: the rule of thumb that needs no model.
 //!
-//! Problem: a stream fills a cache with lines that it never reads again, at the cost of programs that would have. Method:
-//! a program that reads at least ten lines from memory per thousand instructions counts as a stream. All streams of a
-//! cache share a tenth of it, and the other programs share the rest. Properties: one counter suffices, and a decision is
-//! made once, not searched for. The rule cannot tell a stream from a program whose working set is larger than its part:
-//! such a program loses what it kept, and stays fenced until it reads less than half as much.
+//! Problem: a stream fills a cache with lines that it never reads again, at the cost of programs that would have.
+//! Method: a program that reads at least ten lines from memory per thousand instructions counts as a stream. All
+//! streams of a cache share a tenth of it, and the other programs share the rest. Properties: one counter suffices, and
+//! a decision is made once, not searched for. The rule cannot tell a stream from a program whose working set is larger
+//! than its part: such a program loses what it kept, and stays fenced until it reads less than half as much.
 //!
 //! Operators apply this rule by hand where a cache has ways; it is here as the least that a policy has to beat.
 

@@ -7,10 +7,10 @@
 //! partition of its own, sized by lookahead (UCP: Qureshi and Patt, MICRO 2006) on the curves of slowdowns, so that the
 //! programs slow down alike. The remaining light programs join the sensitive ones in turn.
 //!
-//! Properties: deterministic, one pass, no search; a partition is never judged by its effect. A curve is needed for every
-//! program of the cache; until then nothing changes. The paper measures curves by running a program with each number
-//! of ways in turn, which takes Cache Allocation Technology; here they come from the traces that `cache-sizing` uses.
-//! Where a cache has other units than their eleven ways, a *way* is an eleventh of the cache.
+//! Properties: deterministic, one pass, no search; a partition is never judged by its effect. A curve is needed for
+//! every program of the cache; until then nothing changes. The paper measures curves by running a program with each
+//! number of ways in turn, which takes Cache Allocation Technology; here they come from the traces that `cache-sizing`
+//! uses. Where a cache has other units than their eleven ways, a *way* is an eleventh of the cache.
 
 use std::collections::BTreeMap;
 

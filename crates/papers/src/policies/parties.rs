@@ -3,10 +3,10 @@
 //! Problem: several services on one cache have promises, and which resource each of them lacks is not known. Method: in
 //! every window, the service that misses its promise by most grows by one step of its resource, at the expense of the
 //! programs without a promise. If two steps do not help, its next resource is tried. If every service has more than a
-//! fifth of its promise to spare, the one with most to spare gives one step back; a step whose return breaks the promise is
-//! taken again at once, and is not returned again for twenty windows. The resources are units of the cache, and CPUs of
-//! the cache on which programs without a promise must not run; the paper also steps frequency, memory, disk and
-//! network.
+//! fifth of its promise to spare, the one with most to spare gives one step back; a step whose return breaks the
+//! promise is taken again at once, and is not returned again for twenty windows. The resources are units of the cache,
+//! and CPUs of the cache on which programs without a promise must not run; the paper also steps frequency, memory, disk
+//! and network.
 //!
 //! Properties: no model and no curve, only the measured promise. Many small changes, which are cheap with ways and
 //! dear with colors. At most one service grows in a window. Without promises, nothing changes.

@@ -8,10 +8,10 @@
 //! Method:
 //! - [`allocate_exactly`]: `rows[n][u]` is the best allocation of u units to the first n claimants; for two claimants,
 //!   that is thesis equation 5.3. O(claimants · units²).
-//! - [`allocate_by_lookahead`]: Qureshi and Patt's greedy rule (MICRO 2006; named in thesis 5.4). All claimants start at the
-//!   floor. The claimant with the largest saving per unit, over any number of further units, gets that many, repeatedly.
-//!   This looks across plateaus before a cliff. A claimant's best offer is stored until it wins or the remainder becomes too
-//!   small for it.
+//! - [`allocate_by_lookahead`]: Qureshi and Patt's greedy rule (MICRO 2006; named in thesis 5.4). All claimants start
+//!   at the floor. The claimant with the largest saving per unit, over any number of further units, gets that many,
+//!   repeatedly. This looks across plateaus before a cliff. A claimant's best offer is stored until it wins or the
+//!   remainder becomes too small for it.
 //!
 //! Properties: results are deterministic, all units are allocated, and floors are met. Among equal totals,
 //! [`allocate_exactly`] chooses the most even allocation, so that indifferent claimants share equally. If every curve

@@ -167,7 +167,8 @@ fn a_matrix_of_the_wrong_shape_is_rejected() {
     assert!(error.contains("not finite"), "{error}");
 }
 
-/// Slowdowns by a machine on which every pair has a cost of its own on one cache, and a smaller one on different caches.
+/// Slowdowns by a machine on which every pair has a cost of its own on one cache, and a smaller one on different
+/// caches.
 fn slowdowns_on_machine(topology: &Topology, cpus: &[CpuId]) -> Vec<Estimate> {
     let cache_of = |cpu: &CpuId| {
         topology
@@ -259,8 +260,8 @@ fn the_plan_is_the_best_of_all_placements_by_the_forecast() {
     assert!(reason.contains("points in the mean"), "{reason}");
 }
 
-/// With more placements than can be forecast, does no known exchange or move improve the plan, and is the result the same
-/// again?
+/// With more placements than can be forecast, does no known exchange or move improve the plan, and is the result the
+/// same again?
 #[test]
 fn a_large_search_ends_where_no_exchange_helps() {
     let topology = load_topology("epyc-7763").unwrap();

@@ -1,9 +1,9 @@
-//! Programs that stream through memory beside a service with a promised rate, on the interval machine: does the fixed rule
-//! of `auto` keep the promise wherever a fixed setting can, and what does it leave the streams?
+//! Programs that stream through memory beside a service with a promised rate, on the interval machine: does the fixed
+//! rule of `auto` keep the promise wherever a fixed setting can, and what does it leave the streams?
 //!
 //! The truth is the machine's own count of instructions. The best fixed setting is searched over a grid of levels for
-//! every stream; it is the setting under which the streams do most work while the promise is kept. Search and rule use the
-//! same levers: limits in percent, limits in bytes, or CPUs.
+//! every stream; it is the setting under which the streams do most work while the promise is kept. Search and rule use
+//! the same levers: limits in percent, limits in bytes, or CPUs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -283,11 +283,11 @@ impl StreamMix {
     }
 }
 
-/// Is a promise kept in 95 % of the mixes in which a fixed limit of bandwidth keeps it, with 90 % of the streams' work under
-/// the best fixed limit left?
+/// Is a promise kept in 95 % of the mixes in which a fixed limit of bandwidth keeps it, with 90 % of the streams' work
+/// under the best fixed limit left?
 ///
-/// Prints one line for each mix, and the acceptance lines. CPUs are printed only, and `auto` takes none by default: beside
-/// streams with one CPU, the cost of its own probes, a percent, is what three of six promises are missed by.
+/// Prints one line for each mix, and the acceptance lines. CPUs are printed only, and `auto` takes none by default:
+/// beside streams with one CPU, the cost of its own probes, a percent, is what three of six promises are missed by.
 #[test]
 fn promises_beside_streams_are_kept_by_limits() {
     let outcomes: Vec<(MixLever, String, Option<(bool, f64)>)> = (0..MIXES)

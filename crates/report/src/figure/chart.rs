@@ -126,7 +126,7 @@ struct ChartLayout<'a> {
 }
 
 impl Chart {
-    /// Standalone: it contains its own style.
+    /// The drawing as a file of its own, with its style.
     pub fn svg(&self) -> String {
         self.draw().standalone()
     }
@@ -182,7 +182,7 @@ impl Chart {
             .references
             .iter()
             .flat_map(|reference| match reference {
-                ReferenceLine::Y { level: at, .. } => vec![*at],
+                ReferenceLine::Y { level, .. } => vec![*level],
                 ReferenceLine::YBand { from, to, .. } => vec![*from, *to],
                 _ => vec![],
             });
@@ -206,6 +206,16 @@ impl Chart {
     }
 }
 
+/// The style class of a series' line, dashed if the series is, or once all colors are used.
+fn line_class(color: usize, is_dashed: bool) -> String {
+    let dash = if is_dashed || color >= COLORS {
+        " d"
+    } else {
+        ""
+    };
+    format!("l s{}{dash}", color % COLORS)
+}
+
 /// Draws names and colors of the series, wrapped to the width, and returns the y below them. A single series needs no
 /// legend.
 pub(super) fn draw_legend(svg: &mut Svg, entries: &[(&str, usize, bool)], top: f64) -> f64 {
@@ -220,16 +230,7 @@ pub(super) fn draw_legend(svg: &mut Svg, entries: &[(&str, usize, bool)], top: f
         if x + entry_width > width && x > 14.0 {
             (x, y) = (14.0, y + 19.0);
         }
-        let dash = if *is_dashed || *color >= COLORS {
-            " d"
-        } else {
-            ""
-        };
-        svg.draw_line(
-            &format!("l s{}{dash}", color % COLORS),
-            (x, y),
-            (x + 16.0, y),
-        );
+        svg.draw_line(&line_class(*color, *is_dashed), (x, y), (x + 16.0, y));
         svg.draw_text("n", (x + 21.0, y + 4.0), Anchor::Start, name);
         x += entry_width;
     }
@@ -274,12 +275,12 @@ impl ChartLayout<'_> {
 
     fn draw_reference(&mut self, reference: &ReferenceLine) {
         match reference {
-            ReferenceLine::Y { level: at, .. } => {
-                let y = self.y.position(*at);
+            ReferenceLine::Y { level, .. } => {
+                let y = self.y.position(*level);
                 self.svg.draw_line("r", (self.left, y), (self.right, y));
             }
-            ReferenceLine::X { position: at, .. } if self.x.contains(*at) => {
-                let x = self.x.position(*at);
+            ReferenceLine::X { position, .. } if self.x.contains(*position) => {
+                let x = self.x.position(*position);
                 self.svg.draw_line("r", (x, self.top), (x, self.bottom));
             }
             ReferenceLine::X { .. } => {}
@@ -315,15 +316,12 @@ impl ChartLayout<'_> {
     /// Draws the label of a reference. Labels are drawn after the data, because the data would otherwise cover them.
     fn draw_reference_label(&mut self, reference: &ReferenceLine) {
         let (y, label) = match reference {
-            ReferenceLine::Y { label, level: at } => (self.y.position(*at) - 5.0, label),
+            ReferenceLine::Y { label, level } => (self.y.position(*level) - 5.0, label),
             ReferenceLine::YBand { label, from, to } => {
                 (self.y.position(from.max(*to)) + 14.0, label)
             }
-            ReferenceLine::X {
-                label,
-                position: at,
-            } if self.x.contains(*at) => {
-                return self.draw_top_label(self.x.position(*at), label);
+            ReferenceLine::X { label, position } if self.x.contains(*position) => {
+                return self.draw_top_label(self.x.position(*position), label);
             }
             ReferenceLine::X { .. } => return,
             ReferenceLine::XBand { label, from, to } => {
@@ -384,12 +382,7 @@ impl ChartLayout<'_> {
     fn draw_series(&mut self, series: &Series, color: usize) {
         let color_slot = color % COLORS;
         if series.mark != Mark::Points {
-            let dash = if series.is_dashed || color >= COLORS {
-                " d"
-            } else {
-                ""
-            };
-            let class = format!("l s{color_slot}{dash}");
+            let class = line_class(color, series.is_dashed);
             for segment in series
                 .points
                 .split(|p| !(p.x.is_finite() && p.y.is_finite()))

@@ -245,8 +245,8 @@ fn title_element(title: &str) -> String {
     }
 }
 
-/// Estimates the width of a title. In DejaVu Sans, the widest of the style's fonts and often the only one on Linux, a bold
-/// title of 15 pixels is 1.3 to 1.5 times as wide as the estimate for a label.
+/// Estimates the width of a title. In DejaVu Sans, the widest of the style's fonts and often the only one on Linux, a
+/// bold title of 15 pixels is 1.3 to 1.5 times as wide as the estimate for a label.
 pub(super) fn heading_width(title: &str) -> f64 {
     1.5 * text_width(title)
 }
@@ -271,7 +271,8 @@ pub(super) fn text_width(text: &str) -> f64 {
 mod tests {
     use super::*;
 
-    /// Is no title wider than its estimate? The widths are those of DejaVu Sans Bold at 15 pixels, from its `hmtx` table.
+    /// Is no title wider than its estimate? The widths are those of DejaVu Sans Bold at 15 pixels, from its `hmtx`
+    /// table.
     #[test]
     fn no_title_is_wider_than_its_estimate() {
         let widths = [

@@ -37,8 +37,8 @@ fn the_page_loads_nothing() {
     }
 }
 
-/// Do names that hold markup, an escape sequence, a line end or a mark that turns the direction of writing act on no page:
-/// a study, a lab run?
+/// Do names that hold markup, an escape sequence, a line end or a mark that turns the direction of writing act on no
+/// page: a study, a lab run?
 #[test]
 fn hostile_names_have_no_effect_on_a_page() {
     let evil = "</title><script>x</script>\u{1b}[31m\u{202e}\" onload=\"x";

@@ -223,8 +223,8 @@ fn family_findings(
     findings
 }
 
-/// Findings against each single baseline over all mixes, which show whether a fixed policy is better. The rivals of today
-/// have to be beaten in the mean.
+/// Findings against each single baseline over all mixes, which show whether a fixed policy is better. The rivals of
+/// today have to be beaten in the mean.
 fn baseline_findings(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Vec<Finding> {
     let finding_against = |(contender_index, baseline): (usize, &AutoContender)| {
         let gains = mix_gains(mixes, |mix| mean_gain_over(mix, contender_index));

@@ -121,8 +121,8 @@ impl FourJobMix {
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
-    // Samples are as long as the paper's, 5 million cycles, because refilling the L2 takes a quarter of a million at any
-    // scale: 5 % of such a sample, but 26 % at 1/5, where each replaced job costs more than good co-runners save.
+    // Samples are as long as the paper's, 5 million cycles, because refilling the L2 takes a quarter of a million at
+    // any scale: 5 % of such a sample, but 26 % at 1/5, where each replaced job costs more than good co-runners save.
     let length = context.pick_by_length(
         SampleLength {
             scale: 20,

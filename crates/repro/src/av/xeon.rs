@@ -193,7 +193,8 @@ fn record_program(
     })
 }
 
-/// A workload of [`PAPER_WORKLOADS`] by its position, with the recordings that give its jobs their lengths and profiles.
+/// A workload of [`PAPER_WORKLOADS`] by its position, with the recordings that give its jobs their lengths and
+/// profiles.
 #[derive(Serialize)]
 struct WorkloadInputs<'a> {
     workload: usize,

@@ -50,8 +50,8 @@ const WINDOW_CYCLES: u64 = 1_000_000_000;
 /// eight windows and counted as the mean.
 const MIN_READING_INSTRUCTIONS: u64 = 5_000_000;
 /// The paper's "only two chips out of four" (CA 5.1), which does not say which two. One in each socket is an inference
-/// from 2.1.1: the mutual slowdowns of pairs add up to that of a schedule. On one bus they could not, because both pairs
-/// of every schedule wait for the same memory.
+/// from 2.1.1: the mutual slowdowns of pairs add up to that of a schedule. On one bus they could not, because both
+/// pairs of every schedule wait for the same memory.
 const FOUR_CORE_MACHINE: &str = "xeon-x5365?cores_per_package=2";
 /// Cycles to refill a cache after the first window, in which a policy moves programs.
 const REFILL_CYCLES: u64 = 25_000_000;

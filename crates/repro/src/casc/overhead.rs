@@ -13,12 +13,12 @@ use crate::{DataPoint, ExperimentContext, Finding, Result};
 /// measurements (CASC 5.3.4). A run here has one or two.
 const INPUTS_PER_SEED: u64 = 6;
 
-/// CASC 5.3.4 measures the cost on four processors with twelve SPEC CPU2000 programs. They share no cache, so no schedule
-/// gains or loses by its groups.
+/// CASC 5.3.4 measures the cost on four processors with twelve SPEC CPU2000 programs. They share no cache, so no
+/// schedule gains or loses by its groups.
 const PROCESSOR_COUNT: u32 = 4;
 const PROGRAM_COUNT: usize = 12;
-/// CASC needs one cache whose groups it can measure. In this one the programs hardly meet. With this bandwidth they hardly
-/// wait for one another.
+/// CASC needs one cache whose groups it can measure. In this one the programs hardly meet. With this bandwidth they
+/// hardly wait for one another.
 const SPACIOUS_L2_KB: u64 = 48 << 10;
 const AMPLE_BYTES_PER_CYCLE: f64 = 16.0;
 

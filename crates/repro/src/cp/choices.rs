@@ -141,8 +141,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
 }
 
 fn study_splits(context: &ExperimentContext<'_>, scale: RunScale) -> Result<SplitStudy> {
-    // The thesis found the best split by trying all (4.6.2). A quick run does so for one pair, the one to which its 70 %
-    // belongs, twolf beside gzip.
+    // The thesis found the best split by trying all (4.6.2). A quick run does so for one pair, the one to which its 70
+    // % belongs, twolf beside gzip.
     let splits: Vec<u32> = if context.sample {
         vec![4]
     } else {

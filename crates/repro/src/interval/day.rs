@@ -1,9 +1,9 @@
-//! INTERVAL-8: a nominal day under `auto`. Is any service disturbed often at steady load, and do memory or the time of a
-//! decision grow while programs come and go?
+//! INTERVAL-8: a nominal day under `auto`. Is any service disturbed often at steady load, and do memory or the time of
+//! a decision grow while programs come and go?
 //!
-//! Method: drawn mixes on the interval machine, with the guard. At steady load, each change of a process's CPUs, gangs or
-//! shares counts, by minutes. In the other run, programs arrive and exit at random all day; memory and processor time are
-//! compared between parts of the day.
+//! Method: drawn mixes on the interval machine, with the guard. At steady load, each change of a process's CPUs, gangs
+//! or shares counts, by minutes. In the other run, programs arrive and exit at random all day; memory and processor
+//! time are compared between parts of the day.
 
 use std::collections::BTreeMap;
 

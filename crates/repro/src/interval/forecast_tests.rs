@@ -124,8 +124,8 @@ fn sample_program(job: &WorkloadJob, until_instr: f64) -> StreamSample {
     }
 }
 
-/// Are cycles per instruction those of the cycle-level machine within 12 % in the mean, for programs of every kind on two
-/// machines, none of which the walk was fitted to? The largest errors are those of streams that are prefetched.
+/// Are cycles per instruction those of the cycle-level machine within 12 % in the mean, for programs of every kind on
+/// two machines, none of which the walk was fitted to? The largest errors are those of streams that are prefetched.
 #[test]
 fn walks_come_near_the_cycles_of_the_cycle_level_machine() {
     let (mut errors, mut report) = (Vec::new(), String::new());
@@ -204,9 +204,9 @@ fn forecast_and_true_slowdown(machine: &MachineSpec, kernels: &[&str]) -> (f64, 
     (forecast[0].slowdown.value, alone / together - 1.0)
 }
 
-/// Do streams on 2 and 4 cores slow each other down as on the cycle-level machine, from a memory that they saturate four
-/// times over to one that they hardly use? Prefetchers are off, because the machine drops prefetches of a busy memory,
-/// which is another effect.
+/// Do streams on 2 and 4 cores slow each other down as on the cycle-level machine, from a memory that they saturate
+/// four times over to one that they hardly use? Prefetchers are off, because the machine drops prefetches of a busy
+/// memory, which is another effect.
 #[test]
 fn streams_slow_each_other_down_as_on_the_cycle_level_machine() {
     let mut rows = Vec::new();
@@ -226,8 +226,8 @@ fn streams_slow_each_other_down_as_on_the_cycle_level_machine() {
     assert!(rows.iter().all(is_near), "{rows:.3?}");
 }
 
-/// Does a program that reuses its lines lose to a stream what the cycle-level machine says, under LRU, under SRRIP and under
-/// DRRIP, whose insertion of streams the machine's description implies?
+/// Does a program that reuses its lines lose to a stream what the cycle-level machine says, under LRU, under SRRIP and
+/// under DRRIP, whose insertion of streams the machine's description implies?
 #[test]
 fn a_stream_takes_what_the_replacement_policy_leaves_it() {
     let mut rows = Vec::new();

@@ -1,11 +1,10 @@
 //! Validates forecasts from recordings by comparing predicted slowdowns with the cycle-level machine.
 //!
-//! Method: recordings of real programs are timed by walks ([`cachemate_forecast::walked`]), as by `cachemate predict`. Pairs and
-//! groups are drawn from the seed and run on the cycle-level machine over equal work, as by `cachemate repro attribute`;
-//! these slowdowns are the truth. The work is whole rounds through each recording, as many as fit into a round of the
-//! longest. A 90 % interval counts as right if it contains the
-//! true slowdown. Properties: no co-run is an input of a
-//! forecast; all drawn runs count.
+//! Method: recordings of real programs are timed by walks ([`cachemate_forecast::walked`]), as by `cachemate predict`.
+//! Pairs and groups are drawn from the seed and run on the cycle-level machine over equal work, as by `cachemate repro
+//! attribute`; these slowdowns are the truth. The work is whole rounds through each recording, as many as fit into a
+//! round of the longest. A 90 % interval counts as right if it contains the true slowdown. Properties: no co-run is an
+//! input of a forecast; all drawn runs count.
 
 use std::path::PathBuf;
 

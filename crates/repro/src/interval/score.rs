@@ -12,8 +12,8 @@ use crate::{DataPoint, ReproError, mean};
 
 /// Minimum share of the bandwidth in use for a run to count as bandwidth-bound.
 const BANDWIDTH_BOUND_SHARE: f64 = 0.7;
-/// Slowdowns that differ by less than this on the cycle-level machine are not ranked: other page frames change each by about
-/// as much, so their order is not a property of the programs.
+/// Slowdowns that differ by less than this on the cycle-level machine are not ranked: other page frames change each by
+/// about as much, so their order is not a property of the programs.
 const MIN_RANKED_DIFFERENCE_POINTS: f64 = 2.0;
 
 /// One task of one run; slowdowns are in percent of the solo time.

@@ -1,5 +1,5 @@
-//! VALIDATION-1 and -2: how well do the interval machine, and the forecasts that `predict` makes of recordings, agree with
-//! the cycle-level machine?
+//! VALIDATION-1 and -2: how well do the interval machine, and the forecasts that `predict` makes of recordings, agree
+//! with the cycle-level machine?
 //!
 //! Method: programs are profiled alone. Co-runs and plans are drawn at random from the seed and run on the cycle-level
 //! machine; they are predicted from the profiles alone. No parameter is fitted to a co-run, and all drawn runs count.

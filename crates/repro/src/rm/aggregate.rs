@@ -1,11 +1,12 @@
 //! RM-4 as the thesis has it (Figure 5.16): the aggregate IPC of programs on a cache that is split by their curves.
 //!
-//! Method: every program's curve is made alone, once from a log as in the thesis and once by running it with every number
-//! of colors. The log has the thesis's 160k entries, ten times the lines of the cache (5.6.3), because a log with fewer
-//! entries than lines contains no reuse as far apart as the cache is large. It starts where the timed work starts, as the
-//! thesis takes log and real curve from the same slice of the run. Either kind chooses the split with the least sum of
-//! misses (equation 5.3), offline, as in the thesis. Both splits are run over equal work; the sum of IPC is compared with
-//! that under uncontrolled sharing. Properties: no policy, no phases followed, no choice to leave the cache shared.
+//! Method: every program's curve is made alone, once from a log as in the thesis and once by running it with every
+//! number of colors. The log has the thesis's 160k entries, ten times the lines of the cache (5.6.3), because a log
+//! with fewer entries than lines contains no reuse as far apart as the cache is large. It starts where the timed work
+//! starts, as the thesis takes log and real curve from the same slice of the run. Either kind chooses the split with
+//! the least sum of misses (equation 5.3), offline, as in the thesis. Both splits are run over equal work; the sum of
+//! IPC is compared with that under uncontrolled sharing. Properties: no policy, no phases followed, no choice to leave
+//! the cache shared.
 
 use cachemate_core::{ProcessId, ShareMember};
 use cachemate_locality::curve::MissRateCurve;

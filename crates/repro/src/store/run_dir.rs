@@ -1,8 +1,8 @@
 //! The directory of stored values: one file per value, named by a hash, and shared by any number of processes.
 //!
 //! Properties: files appear whole or not at all, so that a writer may be killed at any moment; a truncated, damaged or
-//! misplaced file is never used, and its run is made again; when the directory is full, the least recently used files are
-//! removed first. The directory has a marker, is made only where nothing was, and its files are reached through
+//! misplaced file is never used, and its run is made again; when the directory is full, the least recently used files
+//! are removed first. The directory has a marker, is made only where nothing was, and its files are reached through
 //! descriptors and by exact names, so that nothing of another user is believed, and nothing but our files is removed.
 
 use std::io;
@@ -150,7 +150,8 @@ impl RunDir {
         Ok(())
     }
 
-    /// Reads a stored file; `None` if it no longer exists. The inner error is that of a readable file that is not an entry.
+    /// Reads a stored file; `None` if it no longer exists. The inner error is that of a readable file that is not an
+    /// entry.
     ///
     /// # Errors
     /// The errors of [`TrustedDir::read`]: among others, the file belongs to another user.
@@ -411,8 +412,8 @@ mod tests {
         );
     }
 
-    /// Is a directory with other files, or one that another user owns or may write, refused; are other names, links and the
-    /// files of others in a store neither believed nor removed?
+    /// Is a directory with other files, or one that another user owns or may write, refused; are other names, links and
+    /// the files of others in a store neither believed nor removed?
     #[test]
     fn nothing_but_our_own_files_is_believed_or_removed() {
         use std::os::unix::fs::{PermissionsExt, chown, symlink};

@@ -1,9 +1,9 @@
 //! TC: thread clustering by data sharing (Tam's thesis, chapter 3).
 //!
-//! Four programs with clusters of their own (scoreboards, warehouses, two databases, chat rooms), on the paper's machine
-//! and on its eight-chip sibling, under four placements: the machine's own scheduler, round robin, manual, and the
-//! policy. Placements are compared by remote-cache stalls per instruction and by the programs' own work per cycle, after
-//! the same warm-up, in which the policy must find the clusters.
+//! Four programs with clusters of their own (scoreboards, warehouses, two databases, chat rooms), on the paper's
+//! machine and on its eight-chip sibling, under four placements: the machine's own scheduler, round robin, manual, and
+//! the policy. Placements are compared by remote-cache stalls per instruction and by the programs' own work per cycle,
+//! after the same warm-up, in which the policy must find the clusters.
 
 mod clusters;
 mod controls;

@@ -228,8 +228,8 @@ impl CacheUnit {
         self.is_victim() || self.history.get(line) != 0
     }
 
-    /// Counts a demand miss of a task, with its cause, for the task and for the cache. Returns whether the line has been
-    /// here before.
+    /// Counts a demand miss of a task, with its cause, for the task and for the cache. Returns whether the line has
+    /// been here before.
     #[inline(always)]
     pub fn count_miss(&mut self, line: u64, task: u16, counters: &mut TaskCounters) -> bool {
         let last_loss = self.history.get(line);

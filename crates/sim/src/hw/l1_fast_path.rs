@@ -120,8 +120,8 @@ impl Caches {
         })
     }
 
-    /// Handles a request whose line the L1 lacks, or a plain store that goes through the L1. Returns `None`, and changes
-    /// nothing, if the request must take the slow path.
+    /// Handles a request whose line the L1 lacks, or a plain store that goes through the L1. Returns `None`, and
+    /// changes nothing, if the request must take the slow path.
     #[inline(always)]
     pub fn try_access_next_level<K: CoreKind>(
         &mut self,

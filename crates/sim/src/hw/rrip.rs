@@ -1,8 +1,9 @@
 //! Insertion by re-reference interval prediction (Jaleel, Theobald, Steely and Emer, ISCA 2010).
 //!
-//! A line has a prediction of two bits: near after a hit, long after a fill, distant if it leaves next. A scan's lines are
-//! never hit, so that they leave before lines that were. If even the lines that will be hit exceed the cache, nearly all
-//! fills are distant, so that some lines stay; two groups of sets duel over which of the two insertions misses less.
+//! A line has a prediction of two bits: near after a hit, long after a fill, distant if it leaves next. A scan's lines
+//! are never hit, so that they leave before lines that were. If even the lines that will be hit exceed the cache,
+//! nearly all fills are distant, so that some lines stay; two groups of sets duel over which of the two insertions
+//! misses less.
 
 use cachemate_core::SplitMix64;
 
@@ -18,7 +19,8 @@ const LEADER_SETS: u64 = 32;
 /// Half the range of the selector, which has ten bits.
 const SELECTOR_MIDDLE: i32 = 512;
 
-/// Decides between static and bimodal insertion. The selector counts the misses of the sets that always use one of them.
+/// Decides between static and bimodal insertion. The selector counts the misses of the sets that always use one of
+/// them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SetDuel {
     /// Misses with static insertion minus those with bimodal insertion.

@@ -376,8 +376,8 @@ impl TagStore {
         }
     }
 
-    /// Makes the line at `tag_index`, which was just inserted, the most recent of its set, or one that its policy expects
-    /// later.
+    /// Makes the line at `tag_index`, which was just inserted, the most recent of its set, or one that its policy
+    /// expects later.
     #[inline(always)]
     fn place(&mut self, line: u64, tag_index: usize) {
         let prediction = match self.replacement {

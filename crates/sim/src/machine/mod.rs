@@ -52,7 +52,9 @@ use crate::os::system::{OsCosts, System, SystemEvent};
 
 /// Nominal interval at which multiplexed counters are switched, as by a kernel's timer.
 pub const COUNTER_ROTATION_NS: u64 = 4_000_000;
+/// Approximate nominal length of a burst of page moves.
 const PAGE_MOVE_BURST_NS: u64 = 100_000;
+/// Nominal time for which touches are observed before pages move, if hot pages move first.
 const TOUCH_WATCH_NS: u64 = 10_000_000;
 /// Index of the process of the machine's own probe threads; programs follow it.
 const PROBE_PROCESS: usize = 0;
@@ -64,10 +66,11 @@ pub(crate) struct SimTask {
     pub name: String,
     pub goal: Option<Goal>,
     pub is_pinned: bool,
-    /// Cycles on each CPU at the last observation. The two fields below hold the waiting time and the progress at that
-    /// time.
+    /// Cycles on each CPU at the last observation.
     pub reported_on_cpu_cycles: Vec<u64>,
+    /// Cycles that it had waited for a CPU at the last observation.
     pub reported_wait_cycles: u64,
+    /// Its progress at the last observation.
     pub reported_progress: f64,
     /// Whether the task's exit has been reported.
     pub is_exit_reported: bool,
@@ -407,11 +410,13 @@ impl SimMachine {
                 self.warm_up_length = None;
                 self.begin_measuring();
             }
-            let end_cycle = window_end.min(if self.warm_up_length.is_some() {
-                u64::MAX
+            // The warm-up stops the hardware, but ends no window.
+            let is_warming_up = self.warm_up_length.is_some();
+            let report_cycle = if is_warming_up {
+                window_end
             } else {
-                self.end_cycle()
-            });
+                window_end.min(self.end_cycle())
+            };
 
             let next_arrival = self
                 .programs
@@ -419,7 +424,7 @@ impl SimMachine {
                 .filter_map(|program| program.arrival_cycle)
                 .min()
                 .unwrap_or(u64::MAX);
-            let next_stop = end_cycle
+            let next_stop = report_cycle
                 .min(self.end_cycle())
                 .min(next_arrival)
                 .min(self.next_rotation_cycle)
@@ -450,7 +455,7 @@ impl SimMachine {
             have_tasks_changed |= self.admit_arrivals();
             let has_probe_result = self.poll_probes();
             let is_over = self.is_over();
-            if now >= end_cycle {
+            if now >= report_cycle {
                 return Ok(WindowEnd::Elapsed);
             } else if has_probe_result {
                 return Ok(WindowEnd::ProbeAnswered);

@@ -11,10 +11,10 @@
 //! the second version: colored lists that are refilled until the color is found, so that no `MaxTry` is needed).
 //!
 //! Properties: no frame is allocated twice. As long as any frame is free, a request for one frame succeeds. A colored
-//! request gets an allowed color as long as one is free anywhere, from local memory first. A request for contiguous frames
-//! fails if the blocks that it looks through have no such run: frames in the lists of CPUs, where freed frames go, are
-//! never joined again, as Linux joins only what is back in the buddy lists. The same seed gives the same order. Memory for
-//! the lists is proportional to the frames drawn, not to the machine's memory.
+//! request gets an allowed color as long as one is free anywhere, from local memory first. A request for contiguous
+//! frames fails if the blocks that it looks through have no such run: frames in the lists of CPUs, where freed frames
+//! go, are never joined again, as Linux joins only what is back in the buddy lists. The same seed gives the same order.
+//! Memory for the lists is proportional to the frames drawn, not to the machine's memory.
 
 use cachemate_core::{IndexSet, SplitMix64};
 
@@ -23,8 +23,8 @@ const BLOCK_FRAMES: u32 = 1 << BLOCK_ORDER;
 const BLOCK_ORDER: u32 = 10;
 /// Number of blocks whose pieces are shuffled together.
 const BLOCKS_PER_SHUFFLE: usize = 8;
-/// Number of frames that a CPU draws from the buddy lists at once: the batch of Linux until 2018. Later ones draw 63 where a
-/// zone has a gigabyte or more, so that the runs of neighboring frames of a CPU are longer there.
+/// Number of frames that a CPU draws from the buddy lists at once: the batch of Linux until 2018. Later ones draw 63
+/// where a zone has a gigabyte or more, so that the runs of neighboring frames of a CPU are longer there.
 const BATCH_FRAMES: usize = 31;
 /// Number of times that a request for contiguous frames cuts further blocks.
 const MAX_RUN_REFILLS: u32 = 64;

@@ -394,8 +394,8 @@ impl VirtualMemory {
             .sort_by_key(|&page| (touched_pages.contains(&page), std::cmp::Reverse(page)));
     }
 
-    /// Moves the next page, and returns it; `None` if no page is left that can be moved. If no frame of an allowed color
-    /// is free for a page, the page stays and counts as a fallback.
+    /// Moves the next page, and returns it; `None` if no page is left that can be moved. If no frame of an allowed
+    /// color is free for a page, the page stays and counts as a fallback.
     pub fn move_next_page(&mut self, process: usize, cpu: u32) -> Option<MovedPage> {
         loop {
             let space = &mut self.spaces[process];

@@ -70,8 +70,8 @@ fn a_limit_is_the_same_as_a_fraction_and_as_a_percentage() {
     }
 }
 
-/// Are all errors of a file reported, each once, in the order of their lines and missing fields last, whether a type or a
-/// value is wrong?
+/// Are all errors of a file reported, each once, in the order of their lines and missing fields last, whether a type or
+/// a value is wrong?
 #[test]
 fn all_errors_of_a_file_are_reported_by_line() {
     let text = "window_ms = 0\nmode = 1\n[[rules]]\ncomand = 'a'\npid = -1\n[[rules]]\npriority = 'high'\nuser = 'nobdy'\n\

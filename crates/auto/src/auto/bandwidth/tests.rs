@@ -80,8 +80,8 @@ fn changes(history: &[[u32; 2]]) -> Vec<[u32; 2]> {
     changes
 }
 
-/// Is the largest aggressor halved until the promise holds, does it get steps back, and does it stay below the level that
-/// failed, which is tried again ever more rarely?
+/// Is the largest aggressor halved until the promise holds, does it get steps back, and does it stay below the level
+/// that failed, which is tried again ever more rarely?
 #[test]
 fn the_largest_aggressor_is_halved_and_gets_steps_back() {
     // The promise is kept up to 40 %.
@@ -110,7 +110,8 @@ fn the_largest_aggressor_is_halved_and_gets_steps_back() {
 fn the_program_that_moves_most_bytes_now_is_halved() {
     let slack = |_, levels: [u32; 2]| 0.5 - f64::from(2 * levels[0] + levels[1]) / 200.0;
     let (history, _) = run(40, Lever::Bandwidth(PERCENT), slack);
-    // With 50 % of the first program, both move the same, and the first one is halved; with 30 %, the second one moves most.
+    // With 50 % of the first program, both move the same, and the first one is halved; with 30 %, the second one moves
+    // most.
     assert_eq!(
         changes(&history)[..5],
         [[100, 100], [50, 100], [30, 100], [30, 50], [20, 50]]
@@ -163,8 +164,8 @@ fn do_limits_outlast_a_window_in_which_the_aggressor_sleeps() {
     assert_eq!((steps, limited), (vec![RuleStep::ReleasedAll], 0));
 }
 
-/// If fewer CPUs still, or more, are rolled back to a plan with fewer CPUs: does the program get its CPUs back once nothing
-/// is limited, and does a pin of another mechanism to the same CPUs stay?
+/// If fewer CPUs still, or more, are rolled back to a plan with fewer CPUs: does the program get its CPUs back once
+/// nothing is limited, and does a pin of another mechanism to the same CPUs stay?
 #[test]
 fn does_a_program_get_its_cpus_back_if_fewer_still_are_rolled_back() {
     let fixture = ViewFixture::new(
@@ -271,8 +272,8 @@ fn noise_around_the_promise_moves_one_step() {
     );
 }
 
-/// If one CPU more costs the service far more than it saves in a window: does it keep its promise in the mean all the same,
-/// with trials of that CPU?
+/// If one CPU more costs the service far more than it saves in a window: does it keep its promise in the mean all the
+/// same, with trials of that CPU?
 #[test]
 fn trials_cost_no_more_than_what_was_saved() {
     for cost in [0.1, 0.4, 0.9] {
@@ -307,8 +308,8 @@ fn levels_move_in_the_steps_of_the_machine() {
     assert_eq!([5, 2, 1].map(|level| Lever::Cpus.halve(level)), [2, 1, 1]);
 }
 
-/// `auto` without its other mechanisms: process 0 has a promised rate, and 1 and 2 move bytes, 1 twice as many. Every task
-/// runs on the CPU of its number; a cache has four.
+/// `auto` without its other mechanisms: process 0 has a promised rate, and 1 and 2 move bytes, 1 twice as many. Every
+/// task runs on the CPU of its number; a cache has four.
 struct Scene {
     policy: Auto,
     plan: Plan,
@@ -333,8 +334,8 @@ impl Scene {
         }
     }
 
-    /// Decides a window in which the service has half of its rate and the last plan is in force, after this change of the
-    /// observation. Returns the limits: processes, caches and levels.
+    /// Decides a window in which the service has half of its rate and the last plan is in force, after this change of
+    /// the observation. Returns the limits: processes, caches and levels.
     fn decide(&mut self, change: impl FnOnce(&mut Observation)) -> Vec<(u32, u32, u32)> {
         self.window += 1;
         let mut observation = observation_fixture(self.window, 3);
@@ -392,8 +393,8 @@ fn end_process(process: u32) -> impl FnOnce(&mut Observation) {
     move |observation| observation.tasks[process as usize].exited = true
 }
 
-/// Does the limit of a program that exits end in the same window, also while another change is measured and while limits
-/// are only shown?
+/// Does the limit of a program that exits end in the same window, also while another change is measured and while
+/// limits are only shown?
 #[test]
 fn a_limit_ends_with_its_program() {
     for (is_measuring, is_only_proposed) in [(false, false), (true, false), (false, true)] {
@@ -459,8 +460,8 @@ fn an_idle_service_keeps_its_limits() {
     assert_eq!(scene.policy.bandwidth_guard.by_node, nodes);
 }
 
-/// Is a program left alone whose limit the machine refuses, so that the next one is limited, while a limit that the machine
-/// only rounds stays?
+/// Is a program left alone whose limit the machine refuses, so that the next one is limited, while a limit that the
+/// machine only rounds stays?
 #[test]
 fn a_refused_limit_is_not_taken_for_one_in_force() {
     let refuse = |is_in_force: bool| {
@@ -541,8 +542,8 @@ fn limits_follow_a_program_to_another_cache() {
     );
 }
 
-/// With limits in bytes: is a program limited to half of the traffic that is counted, and not limited at all if only its
-/// misses are?
+/// With limits in bytes: is a program limited to half of the traffic that is counted, and not limited at all if only
+/// its misses are?
 #[test]
 fn a_limit_in_bytes_needs_counted_traffic() {
     let limited = |support, first_count: CounterEvent| {

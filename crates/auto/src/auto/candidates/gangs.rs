@@ -72,7 +72,7 @@ impl SiteTasks<'_> {
 
         let space_need = |index: usize| {
             self.program(index).map_or(0.0, |model| {
-                model.cycles_per_instr_at(bytes / 8.0, 0.0, 0.0) / model.solo_cycles(bytes)
+                model.cycles_with_bytes(bytes / 8.0, 0.0, 0.0) / model.solo_cycles(bytes)
             })
         };
         let full_gangs = |ordered_members: &[usize]| {

@@ -1,7 +1,7 @@
 //! Search after an arrival: newcomers are inserted among the tasks that stay.
 //!
-//! Each newcomer is tried on every site that has room. Partitions are searched again only on sites that a task joined or
-//! left; all other tasks keep the plan in force. Properties: a site whose gangs take turns is left alone, because a
+//! Each newcomer is tried on every site that has room. Partitions are searched again only on sites that a task joined
+//! or left; all other tasks keep the plan in force. Properties: a site whose gangs take turns is left alone, because a
 //! newcomer has no turn there.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -117,8 +117,8 @@ impl SiteTasks<'_> {
             let task_need = |&index: &usize| {
                 let program = self.program(index)?;
                 Some(
-                    program.cycles_per_instr_at(min_bytes, 0.0, 0.0)
-                        / program.cycles_per_instr_at(bytes, 0.0, 0.0),
+                    program.cycles_with_bytes(min_bytes, 0.0, 0.0)
+                        / program.cycles_with_bytes(bytes, 0.0, 0.0),
                 )
             };
             tasks.iter().filter_map(task_need).fold(0.0, f64::max)
@@ -196,7 +196,7 @@ impl SiteTasks<'_> {
                 let program = self.program(at)?;
                 Some(
                     -program.goal.priority * program.cpu_demand * program.solo_cycles(bytes)
-                        / program.cycles_per_instr_at(bytes_per_task, 0.0, 0.0),
+                        / program.cycles_with_bytes(bytes_per_task, 0.0, 0.0),
                 )
             };
             tasks.iter().filter_map(task_cost).sum()

@@ -80,8 +80,8 @@ mod tests {
         })
     }
 
-    /// Does the rate of changes decide whether there is time for a confirmation, and is the rate unknown until two changes
-    /// after the first tasks?
+    /// Does the rate of changes decide whether there is time for a confirmation, and is the rate unknown until two
+    /// changes after the first tasks?
     #[test]
     fn a_confirmation_needs_time_between_changes() {
         let mut arrivals = TaskArrivals::default();

@@ -32,6 +32,13 @@ struct SharedCounts {
     counts: BTreeMap<TaskId, (f64, u32)>,
 }
 
+/// The misses of a task that had a partition of this size to itself.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct CountedSize {
+    pub bytes: f64,
+    pub misses_per_instr: f64,
+}
+
 /// Largest number of sets of co-runners that are stored: tasks with several kinds of phases have as many sets as
 /// combinations of kinds.
 const MAX_SHARED_SETS: usize = 256;
@@ -106,15 +113,18 @@ impl MeasuredSizes {
             .map(|(task, (misses, _))| (*task, *misses))
     }
 
-    /// The points of a task in this phase, as bytes and misses per instruction.
-    pub fn points(&self, task: TaskId, phase: CurrentPhase) -> Vec<(f64, f64)> {
+    /// The counts of a task in this phase, in rising order of size.
+    pub fn points(&self, task: TaskId, phase: CurrentPhase) -> Vec<CountedSize> {
         let points = self
             .sizes
             .get(&(task, phase_key(phase)))
             .into_iter()
             .flatten();
         points
-            .map(|(&bytes, &(misses, _))| (bytes as f64, misses))
+            .map(|(&bytes, &(misses, _))| CountedSize {
+                bytes: bytes as f64,
+                misses_per_instr: misses,
+            })
             .collect()
     }
 }
@@ -142,8 +152,8 @@ mod tests {
         );
     }
 
-    /// Are points of a phase found in a later phase of the same kind, and never in another phase? Do fewer windows never
-    /// replace more?
+    /// Are points of a phase found in a later phase of the same kind, and never in another phase? Do fewer windows
+    /// never replace more?
     #[test]
     fn points_are_found_only_in_phases_of_the_same_kind() {
         let (task, mut sizes) = (TaskId(1), MeasuredSizes::default());
@@ -151,8 +161,12 @@ mod tests {
         sizes.record(task, (3, Some(7)), 1024.0, (0.09, 3));
         sizes.record(task, (4, None), 1024.0, (0.02, 3));
         let points_of = |sizes: &MeasuredSizes, phase| sizes.points(task, phase);
-        assert_eq!(points_of(&sizes, (9, Some(7))), [(1024.0, 0.01)]);
-        assert_eq!(points_of(&sizes, (4, None)), [(1024.0, 0.02)]);
+        let counted = |misses_per_instr| CountedSize {
+            bytes: 1024.0,
+            misses_per_instr,
+        };
+        assert_eq!(points_of(&sizes, (9, Some(7))), [counted(0.01)]);
+        assert_eq!(points_of(&sizes, (4, None)), [counted(0.02)]);
         assert_eq!(
             (
                 points_of(&sizes, (5, None)),

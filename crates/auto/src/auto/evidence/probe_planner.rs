@@ -4,10 +4,10 @@
 //! the configured share of the time that the task has run, so short-lived tasks are never profiled. After the first
 //! probe of each task, probes wait until all of them together have cost no more than that share of processor time. At
 //! most one probe that stops its task runs on a cache at a time. A task whose probe has no result in time is not probed
-//! again in the same phase. A trace that was too short for the largest cache is recorded once more with more entries, as
-//! soon as its task has run long enough to pay for it and is in a phase of the same kind. A task whose waits for memory
-//! are smaller than the smallest gain is not recorded a second time. [`ServicePauses`] chooses services that wait for a
-//! while.
+//! again in the same phase. A trace that was too short for the largest cache is recorded once more with more entries,
+//! as soon as its task has run long enough to pay for it and is in a phase of the same kind. A task whose waits for
+//! memory are smaller than the smallest gain is not recorded a second time. [`ServicePauses`] chooses services that
+//! wait for a while.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -191,8 +191,8 @@ impl ProbePlanner {
         }
     }
 
-    /// Observes a window after which no probe may run, because a change is measured: those that are not answered end, and
-    /// are requested again as soon as they are paid for.
+    /// Observes a window after which no probe may run, because a change is measured: those that are not answered end,
+    /// and are requested again as soon as they are paid for.
     pub fn withdraw_probes(&mut self, view: &View<'_>, curves: &CurveChecks, limits: &ProbeLimits) {
         self.observe(view, curves, limits);
         let open_probes = self.probes_by_task.iter_mut();
@@ -292,9 +292,9 @@ impl ProbePlanner {
         Some(probe)
     }
 
-    /// An interval in which a task with a promised slowdown has its cache to itself. The first interval of a program comes
-    /// at once; those of its other threads, and later ones after a change of phase or several minutes, wait until they are
-    /// paid for.
+    /// An interval in which a task with a promised slowdown has its cache to itself. The first interval of a program
+    /// comes at once; those of its other threads, and later ones after a change of phase or several minutes, wait until
+    /// they are paid for.
     fn solo_interval(
         &mut self,
         view: &View<'_>,

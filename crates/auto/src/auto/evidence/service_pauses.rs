@@ -2,11 +2,11 @@
 //!
 //! Problem: services that run in every window cannot be separated by watching them. Method: on the caches of a service
 //! with a promised slowdown, the co-runner that fetched most lines waits for a few tenths of a second, while all other
-//! tasks run on and are counted. Then all run for as long under the same conditions, as the reference: a probe keeps every
-//! CPU awake, which alone changes the speed of tasks that sleep. The pause comes first, because programs that a paused
-//! service starts are not known to the probe. Properties: a service with a `max_slowdown` never waits; each other one waits at
-//! most once in five minutes, and only if it fetches a tenth of all lines of the cache; after three pauses within five
-//! minutes, further ones wait until all probes are paid for.
+//! tasks run on and are counted. Then all run for as long under the same conditions, as the reference: a probe keeps
+//! every CPU awake, which alone changes the speed of tasks that sleep. The pause comes first, because programs that a
+//! paused service starts are not known to the probe. Properties: a service with a `max_slowdown` never waits; each
+//! other one waits at most once in five minutes, and only if it fetches a tenth of all lines of the cache; after three
+//! pauses within five minutes, further ones wait until all probes are paid for.
 
 use std::collections::BTreeMap;
 

@@ -8,9 +8,10 @@ const MIN_SIMILARITY: f64 = 0.3;
 /// Smallest share of a thread's remote accesses at which the other thread is its partner.
 const MIN_PARTNER_SHARE: f64 = 0.1;
 
-/// Completes clusters by the similarity of regions, and by the threads whose lines a thread fetches: `fetch_share` returns the
-/// share of the first thread's remote accesses that find the second one's lines. Threads that run beside their partners have
-/// too few samples for a cluster of their own, and if all threads share the same data, there are no clusters.
+/// Completes clusters by the similarity of regions, and by the threads whose lines a thread fetches: `fetch_share`
+/// returns the share of the first thread's remote accesses that find the second one's lines. Threads that run beside
+/// their partners have too few samples for a cluster of their own, and if all threads share the same data, there are no
+/// clusters.
 pub fn complete_clusters(
     clusters: &mut [Option<usize>],
     maps: &[ThreadMap<'_>],

@@ -1,10 +1,11 @@
 //! Cost of a package's path to memory by its traffic, inferred from measurements.
 //!
-//! Problem: the wait of a miss depends on where misses meet, but a policy does not know the bandwidth. Method: the tasks
-//! of a package and its path to memory form the closed network of [`cachemate_locality::memory_queue`], which gives the
-//! wait of a miss by the time `S` of a line. Because the speed, the traffic and the waits of each package are counted, `S` can be
-//! computed. Properties: if little or no queueing was counted, there is no model; no forecast exceeds one line per `S`. Misses that
-//! overlap are left out, unlike in docs/simulators/interval.md; as `S` is fitted to counted waits, it contains part of them.
+//! Problem: the wait of a miss depends on where misses meet, but a policy does not know the bandwidth. Method: the
+//! tasks of a package and its path to memory form the closed network of [`cachemate_locality::memory_queue`], which
+//! gives the wait of a miss by the time `S` of a line. Because the speed, the traffic and the waits of each package are
+//! counted, `S` can be computed. Properties: if little or no queueing was counted, there is no model; no forecast
+//! exceeds one line per `S`. Misses that overlap are left out, unlike in docs/simulators/interval.md; as `S` is fitted
+//! to counted waits, it contains part of them.
 
 use std::collections::BTreeMap;
 

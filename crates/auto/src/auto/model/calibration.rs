@@ -92,8 +92,8 @@ impl PlanningProblem {
     }
 
     /// Adjusts the cycles that tasks do not wait for memory, so that the forecast of the layout in force equals the
-    /// measured cycles per instruction. The composition and the queue are modeled, and their errors would otherwise look
-    /// like gains of other layouts.
+    /// measured cycles per instruction. The composition and the queue are modeled, and their errors would otherwise
+    /// look like gains of other layouts.
     pub fn calibrate_cycles(
         &mut self,
         current_layout: &SiteLayout,

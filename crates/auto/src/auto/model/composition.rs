@@ -47,7 +47,8 @@ impl TaskPerformance {
     }
 }
 
-/// Largest number of rounds until occupancies and speeds agree; most converge earlier.
+/// Largest number of damped rounds. Each at best halves the distance between the assumed and the composed speeds, so
+/// after six a few percent of a co-runner's loss are left; curves are known no better.
 const CO_RUN_ROUNDS: usize = 6;
 /// Performances have converged if they change by less than this: curves are known to a few percent only.
 const CONVERGENCE_TOLERANCE: f64 = 1e-5;
@@ -97,7 +98,7 @@ pub fn compose(occupants: &[CacheOccupant<'_>], cache_bytes: f64) -> Vec<TaskPer
 impl CacheOccupant<'_> {
     fn cycles_with(&self, bytes: f64) -> f64 {
         let program = self.program;
-        program.cycles_per_instr_at(bytes, self.wait_cycles, self.split_share)
+        program.cycles_with_bytes(bytes, self.wait_cycles, self.split_share)
     }
 
     /// The performance over turns of this many cycles, at whose beginning other gangs have displaced the task's lines.
@@ -138,7 +139,7 @@ fn task_performance(
     );
     let misses_per_instr = occupant.program.misses_at(occupancy);
     TaskPerformance {
-        cycles_per_instr: occupant.program.cycles_at(
+        cycles_per_instr: occupant.program.cycles_with_misses(
             misses_per_instr,
             occupant.wait_cycles,
             occupant.split_share,
@@ -257,7 +258,7 @@ mod tests {
         );
         assert_eq!(performances[0], performances[1]);
         // Each holds half of the cache, so about a third of its lines is missing.
-        let half = program.cycles_per_instr_at(CACHE / 2.0, 0.0, 0.0);
+        let half = program.cycles_with_bytes(CACHE / 2.0, 0.0, 0.0);
         assert!(
             (performances[0].cycles_per_instr / half - 1.0).abs() < 0.01,
             "{} {half}",
@@ -323,7 +324,7 @@ mod tests {
         let bytes = 2_097_152.0;
         let chase = program_fixture(|bytes_held| if bytes_held < bytes { 0.1 } else { 0.0 });
         let (miss, hit) = (
-            chase.cycles_per_instr_at(0.0, 0.0, 0.0) / 0.1,
+            chase.cycles_with_bytes(0.0, 0.0, 0.0) / 0.1,
             chase.solo_cycles(CACHE) / 0.1,
         );
         let lines = bytes / 64.0;

@@ -4,11 +4,20 @@
 //! follows from it: a program with `s` resident lines brings in lines at the miss rate of `s` lines. The number of
 //! instructions until `s` lines are resident is therefore the integral of one over the miss rate (the footprint theory
 //! of Xiang et al., HOTL, ASPLOS 2013). Cycles without misses are the measured cycles minus the measured cost of
-//! misses. Properties: no value is guessed; if one is missing, the task has no model.
+//! misses.
+//!
+//! Before a search the model is bent until it agrees with the plan in force: first the curve within its error
+//! ([`ProgramModel::calibrate`]), then the odds of the occupancy, then the cycles without misses. So agreement with the
+//! plan in force proves nothing.
+//!
+//! Without a curve, a speed or a cost of a miss, a task has no model. The other inputs have neutral values if they were
+//! not measured: one line per miss, no waits for other caches, no queue, near memory, and for the misses without space
+//! those with one step.
 
 use cachemate_core::{Goal, Profile, SizeCurve};
 use cachemate_papers::work_metric::WorkMetric;
 
+use crate::auto::evidence::measured_sizes::CountedSize;
 use crate::auto::evidence::speeds::ObservedSpeed;
 
 /// Number of steps of the curve.
@@ -19,8 +28,8 @@ const NOISE_SHARE: f64 = 0.03;
 /// instruction.
 const MIN_CONTRADICTION_SHARE: f64 = 0.1;
 const MIN_CONTRADICTION_RATE: f64 = 5e-4;
-/// Upper bound of the factor between measured and composed occupancy.
-const MAX_OCCUPANCY_ODDS: f64 = 5.0;
+/// Upper bound of the ratio between the odds of the measured and of the composed occupancy (odds: share / (1 - share)).
+const MAX_ODDS_RATIO: f64 = 5.0;
 /// Lower bound of the share of cycles in which a program does not wait for memory.
 const MIN_COMPUTE_SHARE: f64 = 0.1;
 /// Smallest share of misses beyond the solo ones from which the cost of a miss can be computed.
@@ -28,14 +37,14 @@ const MIN_BEYOND_SHARE: f64 = 0.1;
 /// Upper bound of the factor between the counted mean cost of a miss and the cost of the misses beyond the solo ones.
 const MAX_COST_FACTOR: f64 = 3.0;
 /// A program with a lower rate of misses per instruction does not fill a cache within any relevant time.
-const NEGLIGIBLE_MISSES: f64 = 1e-7;
+const NEGLIGIBLE_MISSES_PER_INSTR: f64 = 1e-7;
 
 /// The model of a program; see the module's documentation. Rates are per instruction.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProgramModel {
     curve: StepCurve,
-    /// Factor and addend by which [`ProgramModel::add_unlogged_misses`] has changed the profile's curve.
-    unlogged: (f64, f64),
+    /// How [`ProgramModel::add_unlogged_misses`] has changed the profile's curve.
+    unlogged: CurveShift,
     lines_per_step: f64,
     pub step_bytes: f64,
     /// Cycles per instruction that do not depend on space.
@@ -53,10 +62,10 @@ pub struct ProgramModel {
     pub goal: Goal,
     /// The counted work of the promised rate, if there is one and it was measured.
     pub rate: Option<PromisedRate>,
-    /// Relative error of the curve, as one standard deviation.
+    /// Standard deviation of the curve at half of the largest cache, as a share of its value.
     pub curve_error: f64,
-    /// Odds of the measured occupancy over the composed one.
-    pub occupancy_odds: f64,
+    /// Odds of the measured occupancy over those of the composed one; 1 until calibrated.
+    pub odds_ratio: f64,
     /// Solo cycles and misses per instruction, if they were measured.
     pub solo: Option<SoloMeasurement>,
 }
@@ -65,10 +74,38 @@ pub struct ProgramModel {
 #[derive(Clone, PartialEq, Debug)]
 struct StepCurve {
     misses: Vec<f64>,
-    /// Errors of `misses`, below and above.
-    errors: Vec<(f64, f64)>,
+    /// By how much `misses` may lie too high or too low.
+    errors: Vec<ErrorBounds>,
     /// Number of instructions after which each number of steps is full, starting from an empty cache.
     instr_by_steps: Vec<f64>,
+}
+
+/// A change of a curve: each rate times `factor`, plus `addend` misses per instruction.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct CurveShift {
+    factor: f64,
+    addend: f64,
+}
+
+impl CurveShift {
+    const NONE: CurveShift = CurveShift {
+        factor: 1.0,
+        addend: 0.0,
+    };
+}
+
+/// The distances from a rate to the ends of its interval, in misses per instruction.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct ErrorBounds {
+    below: f64,
+    above: f64,
+}
+
+impl ErrorBounds {
+    const NONE: ErrorBounds = ErrorBounds {
+        below: 0.0,
+        above: 0.0,
+    };
 }
 
 impl StepCurve {
@@ -86,7 +123,7 @@ impl StepCurve {
         self.instr_by_steps.push(0.0);
         for step in 0..STEPS {
             let rate = 0.5 * (self.misses[step] + self.misses[step + 1]);
-            instructions += lines_per_step / rate.max(NEGLIGIBLE_MISSES);
+            instructions += lines_per_step / rate.max(NEGLIGIBLE_MISSES_PER_INSTR);
             self.instr_by_steps.push(instructions);
         }
     }
@@ -171,16 +208,15 @@ impl ProgramModel {
             .filter(|curve| curve.len() >= 2)?;
         let speed = inputs.speed;
         let step_bytes = inputs.largest_cache_bytes / STEPS as f64;
+
         let mut next_point = 0;
         let points =
             (0..=STEPS).map(|step| rates_near(curve, step as f64 * step_bytes, &mut next_point));
         let points: Vec<[f64; 3]> = points.collect();
         let mut misses: Vec<f64> = points.iter().map(|[rate, ..]| rate / 1000.0).collect();
-        let rate_errors = |[rate, low, high]: &[f64; 3]| {
-            (
-                (rate - low).max(0.0) / 1000.0,
-                (high - rate).max(0.0) / 1000.0,
-            )
+        let rate_errors = |[rate, low, high]: &[f64; 3]| ErrorBounds {
+            below: (rate - low).max(0.0) / 1000.0,
+            above: (high - rate).max(0.0) / 1000.0,
         };
         let errors = points.iter().map(rate_errors).collect();
 
@@ -188,6 +224,7 @@ impl ProgramModel {
         misses[0] = speed
             .references_per_instr
             .map_or(misses[1], |references| references.max(misses[1]));
+
         let lines_per_step = step_bytes / inputs.line_bytes;
         let mut curve_by_steps = StepCurve {
             misses,
@@ -207,7 +244,7 @@ impl ProgramModel {
             .copied()
             .unwrap_or(1.0);
         let max_penalty = (1.0 - MIN_COMPUTE_SHARE) * speed.cycles_per_instr
-            / current_misses.max(NEGLIGIBLE_MISSES);
+            / current_misses.max(NEGLIGIBLE_MISSES_PER_INSTR);
         let stated_penalty = || Some((inputs.penalty_cycles? * current_factor).min(max_penalty));
         let cycles_per_miss = speed
             .stall_cycles_per_miss
@@ -219,19 +256,23 @@ impl ProgramModel {
             .and(speed.queue_cycles_per_miss)
             .unwrap_or(0.0);
         let (nearest_cycles, far_cycles) = inputs.memory.split_cost(cycles_per_miss, queue_cycles);
+
         let remote_cycles = speed.remote_cycles_per_instr.unwrap_or(0.0);
         let base_cycles =
             (speed.cycles_per_instr - current_misses * cycles_per_miss - remote_cycles)
                 .max(MIN_COMPUTE_SHARE * speed.cycles_per_instr);
         let split_share = 1.0 - inputs.local_partner_share.clamp(0.0, 0.9);
+
         let [rate, low, high] = rates_at(curve, inputs.largest_cache_bytes / 2.0);
-        let curve_error = (0.5 * (high - low) / rate.max(1e-9) / 2.0).clamp(0.02, 0.5);
+        // Half of a 95 % interval is two standard deviations. One size stands for the curve: half of the largest cache.
+        let standard_deviation = (high - low) / 4.0;
+        let curve_error = (standard_deviation / rate.max(1e-9)).clamp(0.02, 0.5);
         let goal = inputs.goal.unwrap_or_default();
 
         let mut program = ProgramModel {
             curve: curve_by_steps,
             lines_per_step,
-            unlogged: (1.0, 0.0),
+            unlogged: CurveShift::NONE,
             step_bytes,
             base_cycles,
             cycles_per_miss: nearest_cycles,
@@ -245,7 +286,7 @@ impl ProgramModel {
             goal,
             rate: None,
             curve_error,
-            occupancy_odds: 1.0,
+            odds_ratio: 1.0,
             solo: inputs
                 .profile
                 .rates
@@ -278,22 +319,31 @@ impl ProgramModel {
         .then_some(program)
     }
 
-    /// Moves a point of the profile's curve to the count, which lies outside of the curve's range, because the log does not
-    /// contain all fetches. The missing ones are the same with any space, or in proportion to the others: the mean of the two
-    /// is taken, and they widen the error.
+    /// Moves a point of the profile's curve to the count, which lies outside of the curve's range, because the log does
+    /// not contain all fetches. The missing ones are the same with any space, or in proportion to the others: the mean
+    /// of the two is taken, and they widen the error.
     fn add_unlogged_misses(&mut self, logged: f64, count: f64) {
-        let (factor, addend) = (count / logged.max(NEGLIGIBLE_MISSES), count - logged);
+        let (factor, addend) = (
+            count / logged.max(NEGLIGIBLE_MISSES_PER_INSTR),
+            count - logged,
+        );
         let lines_per_step = self.lines_per_step;
         let curve = &mut self.curve;
         for (rate, error) in curve.misses.iter_mut().zip(&mut curve.errors).skip(1) {
             let (shifted, scaled) = ((*rate + addend).max(0.0), *rate * factor);
             let difference = 0.5 * (shifted - scaled).abs();
             *rate = 0.5 * (shifted + scaled);
-            *error = (error.0.max(difference).min(*rate), error.1.max(difference));
+            *error = ErrorBounds {
+                below: error.below.max(difference).min(*rate),
+                above: error.above.max(difference),
+            };
         }
         curve.misses[0] = curve.misses[0].max(curve.misses[1]);
         curve.rebuild_growth(lines_per_step);
-        self.unlogged = (0.5 * (1.0 + factor), 0.5 * addend);
+        self.unlogged = CurveShift {
+            factor: 0.5 * (1.0 + factor),
+            addend: 0.5 * addend,
+        };
     }
 
     /// The additional cycles of a miss on this memory node relative to the nearest; 0 if unknown.
@@ -313,8 +363,8 @@ impl ProgramModel {
     /// not describe the program's present work.
     pub fn is_contradicted(&self, bytes: f64, measured_misses: f64) -> bool {
         let step = ((bytes / self.step_bytes).clamp(0.0, STEPS as f64)) as usize;
-        let curve_misses = (self.misses_at(bytes) - self.unlogged.1) / self.unlogged.0;
-        curve_misses - self.curve.errors[step].0 - measured_misses
+        let curve_misses = (self.misses_at(bytes) - self.unlogged.addend) / self.unlogged.factor;
+        curve_misses - self.curve.errors[step].below - measured_misses
             > (MIN_CONTRADICTION_SHARE * curve_misses).max(MIN_CONTRADICTION_RATE)
     }
 
@@ -322,69 +372,76 @@ impl ProgramModel {
     /// cache.
     pub fn real_occupancy(&self, composed_bytes: f64, cache_bytes: f64) -> f64 {
         let share = (composed_bytes / cache_bytes).clamp(0.0, 1.0);
-        cache_bytes * self.occupancy_odds * share / (1.0 - share + self.occupancy_odds * share)
+        cache_bytes * self.odds_ratio * share / (1.0 - share + self.odds_ratio * share)
     }
 
-    /// Moves the curve through misses that were counted with partitions of these sizes, in rising order. Next to a
-    /// counted size, the curve keeps its difference from the count. Beyond the largest one, it keeps either that
-    /// difference or that factor: the mean of the two is taken, and they widen the error. As curves fall, counts bound
-    /// the curve and its errors. Most curves are convex, so between two counts only the larger size's bounds the error.
-    pub fn pass_through(&mut self, counts: &[(f64, f64)]) {
+    /// Moves the curve through misses that were counted with partitions of these sizes, in rising order.
+    ///
+    /// Next to a counted size, the curve keeps its difference from the count. Beyond the largest one, it keeps either
+    /// that difference or that factor: the mean of the two is taken, and they widen the error. As curves fall, counts
+    /// bound the curve and its errors. Most curves are convex, so between two counts only the larger size's bounds the
+    /// error.
+    pub fn pass_through(&mut self, counts: &[CountedSize]) {
         if counts.is_empty() {
             return;
         }
+
         let prior = self.clone();
-        let (step_bytes, lines_per_step) = (self.step_bytes, self.lines_per_step);
-        self.unlogged = (1.0, 0.0);
-        let curve = &mut self.curve;
+        let prior_curve = &prior.curve;
+        self.unlogged = CurveShift::NONE;
+        let shift = |count: CountedSize| count.misses_per_instr - prior.misses_at(count.bytes);
         for step in 0..=STEPS {
-            let bytes = step as f64 * step_bytes;
-            let next = counts.partition_point(|(size, _)| *size <= bytes);
-            let (before, after) = (
-                next.checked_sub(1).map(|last| counts[last]),
-                counts.get(next).copied(),
-            );
-            let shift = |(size, misses): (f64, f64)| misses - prior.misses_at(size);
-            let rate = prior.curve.misses[step];
+            let bytes = step as f64 * self.step_bytes;
+            let next = counts.partition_point(|count| count.bytes <= bytes);
+            let before = next.checked_sub(1).map(|last| counts[last]);
+            let after = counts.get(next).copied();
+
+            let rate = prior_curve.misses[step];
             let (rate, error) = match (before, after) {
                 (Some(before), Some(after)) => {
-                    let fraction = (bytes - before.0) / (after.0 - before.0).max(1.0);
+                    let fraction = (bytes - before.bytes) / (after.bytes - before.bytes).max(1.0);
                     (
                         rate + shift(before) + fraction * (shift(after) - shift(before)),
                         f64::INFINITY,
                     )
                 }
-                (Some((size, misses)), None) => {
-                    let shifted = rate + shift((size, misses));
-                    let scaled = rate * misses / prior.misses_at(size).max(NEGLIGIBLE_MISSES);
+                (Some(before), None) => {
+                    let prior_misses = prior.misses_at(before.bytes);
+                    let shifted = rate + shift(before);
+                    let scaled = rate * before.misses_per_instr
+                        / prior_misses.max(NEGLIGIBLE_MISSES_PER_INSTR);
                     (0.5 * (shifted + scaled), 0.5 * (shifted - scaled).abs())
                 }
                 (None, Some(after)) => (rate + shift(after), 0.0),
                 (None, None) => (rate, 0.0),
             };
-            let low = after.map_or(0.0, |(_, misses)| misses);
-            let high = before.map_or(f64::INFINITY, |(_, misses)| misses).max(low);
-            let (below, above) = curve.errors[step];
+
+            let low = after.map_or(0.0, |count| count.misses_per_instr);
+            let high = before.map_or(f64::INFINITY, |count| count.misses_per_instr);
+            let high = high.max(low);
+            let is_counted =
+                before.is_some_and(|count| bytes - count.bytes < 0.5 * self.step_bytes);
+            if is_counted {
+                self.curve.misses[step] = high;
+                self.curve.errors[step] = ErrorBounds::NONE;
+                continue;
+            }
+
+            let rate = rate.clamp(low, high);
+            let prior_error = prior_curve.errors[step];
             // Between two counts, the curve is at most about linear.
             let above = if after.is_some() && before.is_some() {
                 0.0
             } else {
-                above.max(error)
+                prior_error.above.max(error)
             };
-            let is_counted = before.is_some_and(|(size, _)| bytes - size < 0.5 * step_bytes);
-            let rate = if is_counted {
-                high
-            } else {
-                rate.clamp(low, high)
-            };
-            curve.misses[step] = rate;
-            curve.errors[step] = if is_counted {
-                (0.0, 0.0)
-            } else {
-                (below.max(error).min(rate - low), above.min(high - rate))
+            self.curve.misses[step] = rate;
+            self.curve.errors[step] = ErrorBounds {
+                below: prior_error.below.max(error).min(rate - low),
+                above: above.min(high - rate),
             };
         }
-        curve.settle(lines_per_step);
+        self.curve.settle(self.lines_per_step);
     }
 
     /// The program with the curve above this occupancy as low as its error allows, so that only less space than
@@ -395,23 +452,30 @@ impl ProgramModel {
         let curve = &mut lowest.curve;
         for (step, (rate, error)) in curve.misses.iter_mut().zip(&mut curve.errors).enumerate() {
             if step as f64 * self.step_bytes > composed_bytes {
-                *rate = (*rate - error.0).max(0.0);
+                *rate = (*rate - error.below).max(0.0);
             }
-            *error = (0.0, 0.0);
+            *error = ErrorBounds::NONE;
         }
         curve.settle(self.lines_per_step);
         lowest
     }
 
-    /// Shifts the curve toward the misses measured at a composed occupancy, where the log was too short to reach. All
-    /// points up to the next counted sizes move by the same share of their errors, but by no more than the count differs
-    /// from the curve. Each access has one reuse distance: if it misses contrary to the curve with one size, the curve is
-    /// wrong by at most that access with any other. If the count is above the curve, points of less space rise only to the
-    /// count, which bounds them from below: a stream, whose log ends early, misses as often with any space.
+    /// Shifts the curve toward the misses measured at a composed occupancy, where the log was too short to reach.
+    ///
+    /// All points up to the next counted sizes move by the same share of their errors, but by no more than the count
+    /// differs from the curve. Each access has one reuse distance: if it misses contrary to the curve with one size,
+    /// the curve is wrong by at most that access with any other. If the count is above the curve, points of less space
+    /// rise only to the count, which bounds them from below: a stream, whose log ends early, misses as often with any
+    /// space.
     pub fn shift_within_error(&mut self, composed_bytes: f64, misses: f64) {
         let misses_deviation = misses - self.misses_at(composed_bytes);
-        let error_on_side =
-            |&(below, above): &(f64, f64)| if misses_deviation < 0.0 { below } else { above };
+        let error_on_side = |error: &ErrorBounds| {
+            if misses_deviation < 0.0 {
+                error.below
+            } else {
+                error.above
+            }
+        };
         let position_steps = (composed_bytes / self.step_bytes).clamp(0.0, STEPS as f64);
         let low = (position_steps as usize).min(STEPS - 1);
         let (error_before, error_after) = (
@@ -422,12 +486,13 @@ impl ProgramModel {
         if error <= 0.0 {
             return;
         }
+
         let error_share = (misses_deviation / error).clamp(-1.0, 1.0);
         let corrected_rate = self.misses_at(composed_bytes) + error_share * error;
         let lines_per_step = self.lines_per_step;
         let curve = &mut self.curve;
         // The count says nothing about errors beyond a counted size.
-        let is_counted = |step: &usize| curve.errors[*step] == (0.0, 0.0);
+        let is_counted = |step: &usize| curve.errors[*step] == ErrorBounds::NONE;
         let first_step = (0..=low).rev().find(is_counted).unwrap_or(0);
         let last_step = (low + 1..=STEPS).find(is_counted).unwrap_or(STEPS);
         let points = curve.misses.iter_mut().zip(&mut curve.errors).enumerate();
@@ -441,13 +506,17 @@ impl ProgramModel {
                 shift.clamp(-max_shift, max_shift)
             };
             let shifted_rate = (*rate + shift).max(0.0);
-            let bounds = (*rate - error.0, *rate + error.1);
+            let lower_end = *rate - error.below;
+            let upper_end = *rate + error.above;
             *rate = if misses_deviation > 0.0 && step <= low {
                 rate.max(corrected_rate.min(shifted_rate))
             } else {
                 shifted_rate
             };
-            *error = ((*rate - bounds.0).max(0.0), (bounds.1 - *rate).max(0.0));
+            *error = ErrorBounds {
+                below: (*rate - lower_end).max(0.0),
+                above: (upper_end - *rate).max(0.0),
+            };
         }
         curve.settle(lines_per_step);
     }
@@ -455,12 +524,12 @@ impl ProgramModel {
     /// Shifts the curve to the misses measured at a composed occupancy. Differences within the curve's error correct
     /// the curve; larger ones correct the occupancy.
     pub fn calibrate(&mut self, composed_bytes: f64, cache_bytes: f64, misses: f64) {
-        let (factor, addend) = std::mem::replace(&mut self.unlogged, (1.0, 0.0));
-        if addend != 0.0 {
+        let shift = std::mem::replace(&mut self.unlogged, CurveShift::NONE);
+        if shift.addend != 0.0 {
             let logged_misses = self.curve.misses.iter_mut().skip(1);
-            logged_misses.for_each(|rate| *rate = ((*rate - addend) / factor).max(0.0));
+            logged_misses.for_each(|rate| *rate = ((*rate - shift.addend) / shift.factor).max(0.0));
             self.add_unlogged_misses(self.misses_at(composed_bytes), misses);
-            self.unlogged = (1.0, 0.0);
+            self.unlogged = CurveShift::NONE;
         }
 
         self.shift_within_error(composed_bytes, misses);
@@ -481,13 +550,12 @@ impl ProgramModel {
             1.0
         };
         let steps = next_index as f64 - 1.0 + fraction;
-        let occupancy_odds = |bytes: f64| {
+        let odds = |bytes: f64| {
             let share = (bytes / cache_bytes).clamp(0.02, 0.98);
             share / (1.0 - share)
         };
-        self.occupancy_odds = (occupancy_odds(steps * self.step_bytes)
-            / occupancy_odds(composed_bytes))
-        .clamp(1.0 / MAX_OCCUPANCY_ODDS, MAX_OCCUPANCY_ODDS);
+        self.odds_ratio = (odds(steps * self.step_bytes) / odds(composed_bytes))
+            .clamp(1.0 / MAX_ODDS_RATIO, MAX_ODDS_RATIO);
     }
 
     pub fn lines_in(&self, bytes: f64) -> f64 {
@@ -526,12 +594,12 @@ impl ProgramModel {
 
     /// The cycles per instruction with this number of bytes, if each miss waits `wait_cycles` longer and this share of
     /// partners is on other caches.
-    pub fn cycles_per_instr_at(&self, bytes: f64, wait_cycles: f64, split_share: f64) -> f64 {
-        self.cycles_at(self.misses_at(bytes), wait_cycles, split_share)
+    pub fn cycles_with_bytes(&self, bytes: f64, wait_cycles: f64, split_share: f64) -> f64 {
+        self.cycles_with_misses(self.misses_at(bytes), wait_cycles, split_share)
     }
 
     /// Cycles per instruction; `misses` are per instruction, and `wait_cycles` queueing per miss.
-    pub fn cycles_at(&self, misses: f64, wait_cycles: f64, split_share: f64) -> f64 {
+    pub fn cycles_with_misses(&self, misses: f64, wait_cycles: f64, split_share: f64) -> f64 {
         self.base_cycles
             + misses * (self.cycles_per_miss + wait_cycles)
             + split_share * self.remote_cycles
@@ -591,7 +659,7 @@ impl ProgramModel {
             .max(MIN_COMPUTE_SHARE * measured_cycles);
     }
 
-    /// Per instruction.
+    /// Cycles per instruction alone on this cache: as measured, or else by the curve.
     pub fn solo_cycles(&self, cache_bytes: f64) -> f64 {
         if let Some(solo) = self.solo {
             return solo.cycles_per_instr;
@@ -602,7 +670,7 @@ impl ProgramModel {
     /// The solo cycles per instruction if the curve lies as low as its error allows.
     pub fn best_solo_cycles(&self, cache_bytes: f64) -> f64 {
         let position_steps = (cache_bytes / self.step_bytes).clamp(0.0, STEPS as f64);
-        let error_below = self.curve.errors[(position_steps as usize).min(STEPS)].0;
+        let error_below = self.curve.errors[(position_steps as usize).min(STEPS)].below;
         self.base_cycles
             + (self.misses_at(cache_bytes) - error_below).max(0.0) * self.cycles_per_miss
     }

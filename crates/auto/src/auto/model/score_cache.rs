@@ -1,9 +1,10 @@
 //! Forecasts and scores of single caches, stored under all their inputs.
 //!
 //! Problem: a search visits the same caches many times, and most caches stay the same from one decision to the next.
-//! Method: each program has a number that changes as soon as anything about the program changes. The forecast of a cache
-//! is stored under the numbers of its tasks, the shares of partners on other caches, partitions and rotations. Properties: decisions are the same to the bit with and without stored forecasts; one is
-//! dropped if two successive searches did not use it.
+//! Method: each program has a number that changes as soon as anything about the program changes. The forecast of a
+//! cache is stored under the numbers of its tasks, the shares of partners on other caches, partitions and rotations.
+//! Properties: decisions are the same to the bit with and without stored forecasts; one is dropped if two successive
+//! searches did not use it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -32,8 +33,8 @@ impl ScoreCache {
         ScoreCache::default().carry_over(problem, |_| None)
     }
 
-    /// Carries the forecasts over to the next problem. `unchanged_position` returns the earlier position of a task whose
-    /// program has not changed.
+    /// Carries the forecasts over to the next problem. `unchanged_position` returns the earlier position of a task
+    /// whose program has not changed.
     #[must_use]
     pub fn carry_over(
         self,

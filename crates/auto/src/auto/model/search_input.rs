@@ -2,8 +2,9 @@
 //!
 //! A full search models every program again from the measurements since the last one. After an arrival on a large
 //! machine, a brief search comes first: it uses the last models of all known programs, and inserts the newcomers among
-//! them, whose models are not yet matched with counts. The full search follows at its usual time. Properties: a full search is required if a task changed phase, was
-//! probed again or became known, or if the caches of the machine wait for one another.
+//! them, whose models are not yet matched with counts. The full search follows at its usual time. Properties: a full
+//! search is required if a task changed phase, was probed again or became known, or if the caches of the machine wait
+//! for one another.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -204,8 +204,8 @@ fn holds(loss: Estimate, truth: f64) -> bool {
     loss.low - rounding <= truth && truth <= loss.high + rounding && loss.low <= loss.value
 }
 
-/// If k threads that compute share c CPUs with m others: is the loss min(k, c) (k + m) / (c k) - 1, within its interval, and
-/// exact after windows alone?
+/// If k threads that compute share c CPUs with m others: is the loss min(k, c) (k + m) / (c k) - 1, within its
+/// interval, and exact after windows alone?
 #[test]
 fn threads_that_compute_lose_as_the_closed_form_says() {
     let (store, spinner) = (unit_service("store"), unit_service("spinner"));
@@ -246,8 +246,9 @@ fn threads_that_compute_lose_as_the_closed_form_says() {
     }
 }
 
-/// If a server and its client share two CPUs with a spinner, so that one of them sleeps while the other waits: is the loss that
-/// clients feel within the interval, wherever the scheduler puts the threads, and stated by the rate of work too?
+/// If a server and its client share two CPUs with a spinner, so that one of them sleeps while the other waits: is the
+/// loss that clients feel within the interval, wherever the scheduler puts the threads, and stated by the rate of work
+/// too?
 #[test]
 fn a_request_loop_loses_what_its_clients_feel() {
     let (store, spinner) = (unit_service("store"), unit_service("spinner"));
@@ -287,8 +288,8 @@ fn a_request_loop_loses_what_its_clients_feel() {
     }
 }
 
-/// Does a server that answers as many requests as alone, but each later, lose the wait for each; and is one with fewer requests
-/// than alone not said to lose more than its waits allow?
+/// Does a server that answers as many requests as alone, but each later, lose the wait for each; and is one with fewer
+/// requests than alone not said to lose more than its waits allow?
 #[test]
 fn the_loss_follows_the_waits_if_requests_do_not_wait_for_answers() {
     let (store, batch) = (unit_service("store"), unit_service("batch"));

@@ -63,8 +63,8 @@ fn harmful_changes_are_noticed() {
     );
 }
 
-/// Does a gain of a noisy program make up for losses of others if it exceeds its own noise, and not otherwise? The changes
-/// are those of four programs of which one got most of a cache.
+/// Does a gain of a noisy program make up for losses of others if it exceeds its own noise, and not otherwise? The
+/// changes are those of four programs of which one got most of a cache.
 #[test]
 fn a_certain_gain_of_a_noisy_program_counts_fully() {
     let change = |id: u32, log_ratio: f64, standard_error: f64| ProcessChange {

@@ -129,8 +129,8 @@ fn a_plan_to_confirm_is_kept_only_if_it_is_faster() {
     }
 }
 
-/// Is a plan that slows the others for a goal kept if it speeds up the process with the goal, and rolled back if it does
-/// not, or if no goal is its reason?
+/// Is a plan that slows the others for a goal kept if it speeds up the process with the goal, and rolled back if it
+/// does not, or if no goal is its reason?
 #[test]
 fn a_plan_that_slows_others_is_kept_if_it_helps_the_goal() {
     let goal = ProcessId(0);
@@ -221,8 +221,8 @@ fn an_arrival_ends_a_measurement() {
     }
 }
 
-/// If a change of phase ends a long confirmation, and the policy tries a worse plan at once, is that plan rolled back to the
-/// one before the confirmation, rather than to the unconfirmed one?
+/// If a change of phase ends a long confirmation, and the policy tries a worse plan at once, is that plan rolled back
+/// to the one before the confirmation, rather than to the unconfirmed one?
 #[test]
 fn an_interrupted_change_is_no_reference_for_the_next_one() {
     struct RestlessPolicy {
@@ -365,9 +365,9 @@ fn windows_of_different_phases_are_not_compared() {
     assert!(!rolled_back(1, None));
 }
 
-/// If phases are too short to be followed, is a plan that slows all of them rolled back although a faster phase follows?
-/// Is a plan without effect kept although a slower one follows? If nothing identifies like windows, does that hold for a
-/// large loss?
+/// If phases are too short to be followed, is a plan that slows all of them rolled back although a faster phase
+/// follows? Is a plan without effect kept although a slower one follows? If nothing identifies like windows, does that
+/// hold for a large loss?
 #[test]
 fn short_phases_neither_hide_a_loss_nor_count_as_one() {
     let cases = [

@@ -17,14 +17,14 @@ use cachemate_report::text::format_size;
 use clap::Args;
 
 use crate::args::{ByteSize, JsonArg};
-use crate::files::{refuse_existing, write_file};
+use crate::files::{check_output_path, write_file};
 use crate::session::Session;
 
 /// Discover this host's page colors by timing, and verify them by a pointer chase
 ///
-/// Takes some seconds, at most --timeout. The result is accepted only if there are as many classes as the cache has colors,
-/// and if a chase over one class slows down at that color's share of the cache. On a busy host the command fails with the
-/// reason.
+/// Takes some seconds, at most --timeout. The result is accepted only if there are as many classes as the cache has
+/// colors, and if a chase over one class slows down at that color's share of the cache. On a busy host the command
+/// fails with the reason.
 #[derive(Args)]
 pub struct Discover {
     /// Write the map (docs/colors.md) to this file
@@ -54,7 +54,7 @@ impl Discover {
             ));
         }
         if let Some(path) = &self.output {
-            refuse_existing(path, self.force)?;
+            check_output_path(path, self.force)?;
         }
         let map = discover_colors(
             session,

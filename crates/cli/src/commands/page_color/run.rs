@@ -23,9 +23,9 @@ use cachemate_daemon::colored_program::{ColoredCommand, ColoredProgram, availabl
 
 /// Run an unmodified program on frames of some colors only
 ///
-/// The program's heap, mappings and thread stacks get frames of these colors when they are touched; the pages that exist
-/// at its start are migrated. Programs that it executes are confined as well, whereas a fork without exec gets frames of
-/// any color. Needs root; static and set-user-id programs are refused. The exit code is that of the program.
+/// The program's heap, mappings and thread stacks get frames of these colors when they are touched; the pages that
+/// exist at its start are migrated. Programs that it executes are confined as well, whereas a fork without exec gets
+/// frames of any color. Needs root; static and set-user-id programs are refused. The exit code is that of the program.
 #[derive(Args)]
 pub struct ColorRunArgs {
     /// Colors such as 0-7,12

@@ -17,8 +17,8 @@ use crate::session::Session;
 ///
 /// Frames of its own color must evict a frame from the cache, and frames of the next color must not. If both evict it,
 /// another program is filling the cache; such answers are counted as disturbed. Confined programs are not affected. The
-/// exit code is 1 if a color has lost so many frames that it can no longer be identified; 'cachemate page-color discover'
-/// then makes a new reference set.
+/// exit code is 1 if a color has lost so many frames that it can no longer be identified; 'cachemate page-color
+/// discover' then makes a new reference set.
 #[derive(Args)]
 pub struct Verify {
     /// Duration of the test

@@ -514,8 +514,8 @@ fn set_owned_size(cache: &mut CacheSpec, owned_bytes: f64) {
     cache.size_bytes = (rows * row_bytes).min(cache.size_bytes);
 }
 
-/// Returns the bandwidth of a package's memory in bytes per second. Streams on all cores of a cache need not saturate it: it is
-/// the bandwidth at which streams with the measured overlap slow each other down as much as measured.
+/// Returns the bandwidth of a package's memory in bytes per second. Streams on all cores of a cache need not saturate
+/// it: it is the bandwidth at which streams with the measured overlap slow each other down as much as measured.
 fn memory_bandwidth(host: &HostCalibration, streaming_cores: u32, package_cores: u32) -> f64 {
     let alone = host.bandwidth.core_read.value;
     let (together, cores) = match (host.bandwidth.package_read, host.bandwidth.cache_read) {
@@ -555,8 +555,8 @@ fn memory_bandwidth(host: &HostCalibration, streaming_cores: u32, package_cores:
     high
 }
 
-/// Returns a prefetcher that detects the strides that the host's prefetchers hide. It runs ahead by the lines that are on
-/// their way while a dependent stream takes the time that was measured (Little's law).
+/// Returns a prefetcher that detects the strides that the host's prefetchers hide. It runs ahead by the lines that are
+/// on their way while a dependent stream takes the time that was measured (Little's law).
 fn measured_prefetchers(host: &HostCalibration, last_level: CacheLevel) -> Vec<PrefetcherSpec> {
     let stream_ns = host
         .strides
@@ -825,8 +825,8 @@ mod tests {
         serde_json::from_str(text).unwrap()
     }
 
-    /// Are measured values in the description, is each named as measured, and is the shared cache the part that the guest
-    /// owns?
+    /// Are measured values in the description, is each named as measured, and is the shared cache the part that the
+    /// guest owns?
     #[test]
     fn measured_values_are_in_the_description_and_named() {
         let mut topology = cachemate_spec::load_topology("epyc-7763").unwrap();
@@ -848,7 +848,8 @@ mod tests {
             ),
             (75, Some(0.2), Some(24 << 20))
         );
-        // The pool, of which 24 of 32 MiB were found, is filled once in 12 ms at 3 GHz; one sample does not tell how that varies.
+        // The pool, of which 24 of 32 MiB were found, is filled once in 12 ms at 3 GHz; one sample does not tell how
+        // that varies.
         let neighbors = shared.neighbor_bytes_per_cycle.unwrap();
         assert!(
             (neighbors / (f64::from(24 << 20) / 36e6) - 1.0).abs() < 1e-9,

@@ -24,8 +24,8 @@ use cachemate_page::describe_thread;
 
 /// Advise where to run programs on this host before they are started, with reasons
 ///
-/// A program is a profile file, a recording, or the name of a bundled recording. The caches are this host's;
-/// latencies are assumed, and the answer lists the assumptions. Nothing is started or changed. If a daemon is running, the
+/// A program is a profile file, a recording, or the name of a bundled recording. The caches are this host's; latencies
+/// are assumed, and the answer lists the assumptions. Nothing is started or changed. If a daemon is running, the
 /// programs that it manages are listed with the plan.
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]

@@ -18,8 +18,8 @@ use crate::session::Session;
 ///
 /// Eight runs on the simulated machine time the same instructions of the victim. The aggressor runs on the same cache,
 /// on another cache of the package, in another package, and not at all, each with hardware prefetching and without.
-/// Each step removes one shared resource, and the slowdown that disappears is attributed to it. A program is a simulated
-/// program (docs/programs.md), a recording, or the name of a bundled recording.
+/// Each step removes one shared resource, and the slowdown that disappears is attributed to it. A program is a
+/// simulated program (docs/programs.md), a recording, or the name of a bundled recording.
 #[derive(Args)]
 pub struct AttributeArgs {
     /// The victim: the program whose slowdown is attributed

@@ -39,8 +39,8 @@ pub struct ExtenderArgs {
     /// Serve other hosts, too; without this option only a loopback address is accepted
     #[arg(long)]
     allow_remote: bool,
-    /// File with a token that the scheduler sends, as the first part of the path or as a bearer token; without one every
-    /// peer gets an answer, and placements in flight are not counted
+    /// File with a token that the scheduler sends, as the first part of the path or as a bearer token; without one
+    /// every peer gets an answer, and placements in flight are not counted
     #[arg(long, value_name = "FILE")]
     scheduler_token_file: Option<PathBuf>,
 }

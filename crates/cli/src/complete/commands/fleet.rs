@@ -27,7 +27,7 @@ use crate::complete::repro_run::cpu_seconds;
 use crate::complete::run_store::{RunStoreArgs, source_version};
 use crate::complete::shards::{ShardArg, compute_all, print_shard};
 use crate::exit::{InterruptedError, UsageError};
-use crate::files::{refuse_existing, write_file};
+use crate::files::{check_output_path, write_file};
 use crate::session::Session;
 
 /// Simulate a fleet: which services share hosts under several policies, their slowdowns, and the hosts needed
@@ -110,7 +110,7 @@ const MAX_FILE_BYTES: u64 = 256 << 20;
 impl FleetArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         for path in [&self.output, &self.csv].into_iter().flatten() {
-            refuse_existing(path, self.force)?;
+            check_output_path(path, self.force)?;
         }
         let spec = self.read_spec()?;
         let fleet = FleetInput::read(&self.file, &spec)?;
@@ -159,8 +159,8 @@ impl FleetArgs {
         })
     }
 
-    /// Runs the parts of the fleet, or takes them from the store, and merges them. A shard runs its parts only, and has no
-    /// result.
+    /// Runs the parts of the fleet, or takes them from the store, and merges them. A shard runs its parts only, and has
+    /// no result.
     fn run_stored(
         &self,
         session: &Session,

@@ -15,8 +15,8 @@ const LAB_DIR_VARIABLE: &str = "CACHEMATE_LAB";
 
 /// Run an unmodified kernel and unmodified programs on a modeled machine
 ///
-/// The machine itself (lab/machine) is a separate program under the GPL; this command communicates with it by files only.
-/// docs/lab.md is a tutorial.
+/// The machine itself (lab/machine) is a separate program under the GPL; this command communicates with it by files
+/// only. docs/lab.md is a tutorial.
 #[derive(Args)]
 pub struct Lab {
     #[command(subcommand)]

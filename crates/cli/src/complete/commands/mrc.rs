@@ -31,9 +31,9 @@ use crate::session::Session;
 
 /// Print the miss-rate curve of a trace: the misses of a cache of each size
 ///
-/// The caches are fully associative LRU caches, unless --ways is given. The curve is exact, unless --sample-rate is given or the trace was recorded
-/// in bursts; sizes below a recorder's first-level filter have no points. Misses per thousand instructions (MPKI) are
-/// printed if the trace has instruction counts.
+/// The caches are fully associative LRU caches, unless --ways is given. The curve is exact, unless --sample-rate is
+/// given or the trace was recorded in bursts; sizes below a recorder's first-level filter have no points. Misses per
+/// thousand instructions (MPKI) are printed if the trace has instruction counts.
 #[derive(Args)]
 pub struct Mrc {
     /// The trace; - is standard input
@@ -262,7 +262,7 @@ impl Mrc {
         check_line_bytes(self.line_bytes)
             .map_err(|problem| UsageError(format!("--line-bytes: {problem}")))?;
         if let Some(path) = &self.histogram {
-            crate::files::refuse_existing(path, self.force)?;
+            crate::files::check_output_path(path, self.force)?;
         }
         let Some((result, trace)) = self.measure_curve(session)? else {
             return Ok(());

@@ -23,10 +23,10 @@ use crate::session::Session;
 
 /// Plan which programs share a cache on a machine, with reasons
 ///
-/// A program is a profile file, a recording, or the name of a bundled recording. With --slowdowns, the slowdowns are read
-/// instead of predicted, and programs are names in that file (all of them if none is given). With --model as well, the model
-/// decides and the plan is evaluated with the measured slowdowns. What a policy
-/// would do with running programs is a question for `cachemate sim`.
+/// A program is a profile file, a recording, or the name of a bundled recording. With --slowdowns, the slowdowns are
+/// read instead of predicted, and programs are names in that file (all of them if none is given). With --model as well,
+/// the model decides and the plan is evaluated with the measured slowdowns. What a policy would do with running
+/// programs is a question for `cachemate sim`.
 #[derive(Args)]
 pub struct PlanArgs {
     /// Profile files, recordings, or names of bundled recordings
@@ -75,9 +75,9 @@ struct CacheGroup {
     group: GroupForecast,
 }
 
-/// Forecasts the groups of the plan's caches, all at once if the model knows the machine's memory bandwidth. Otherwise, each
-/// cache with at least two programs is forecast alone. Caches on which programs share a CPU are left out, because such
-/// programs do not run all the time.
+/// Forecasts the groups of the plan's caches, all at once if the model knows the machine's memory bandwidth. Otherwise,
+/// each cache with at least two programs is forecast alone. Caches on which programs share a CPU are left out, because
+/// such programs do not run all the time.
 fn forecast_groups(
     prediction: &Prediction,
     placement: &Placement,

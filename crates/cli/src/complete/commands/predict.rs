@@ -119,7 +119,8 @@ fn interval_table(matrix: &CostTable) -> String {
     format!("\n{}", table.text())
 }
 
-/// Formats the programs' classes, and each curve from 64K to 16M as a line of blocks, of which the highest is a full one.
+/// Formats the programs' classes, and each curve from 64K to 16M as a line of blocks, of which the highest is a full
+/// one.
 pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> String {
     let mut table = Table::from_header(
         "program | class | MPKI 64K to 16M | > highest | > alone | > on half | > hits lost with half",

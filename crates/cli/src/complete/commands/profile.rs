@@ -17,15 +17,15 @@ use super::record::{RecordArgs, program_result};
 use crate::args::JsonArg;
 use crate::complete::programs::{ProfiledInput, load_partial};
 use crate::exit::InterruptedError;
-use crate::files::{refuse_existing, write_json};
+use crate::files::{check_output_path, write_json};
 use crate::host_machine::load_machine;
 use crate::session::Session;
 
 /// Profile a recording or a running program: write a profile file and draw the miss-rate curve
 ///
-/// FILE is a recording, a profile file (which is only shown) or the name of a bundled recording. The profile is written to
-/// NAME.profile.json or to the file given by -o; --json prints it instead. With -- CMD, standard output and the exit code are
-/// those of the program: the summary, or with --json and without -o the profile, goes to standard error.
+/// FILE is a recording, a profile file (which is only shown) or the name of a bundled recording. The profile is written
+/// to NAME.profile.json or to the file given by -o; --json prints it instead. With -- CMD, standard output and the exit
+/// code are those of the program: the summary, or with --json and without -o the profile, goes to standard error.
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct ProfileArgs {
@@ -116,7 +116,7 @@ impl ProfileArgs {
     /// Rejects an output file that could not be written, before the work rather than after it.
     fn check_output_free(&self, name: &str) -> anyhow::Result<()> {
         match &self.output {
-            Some(path) => refuse_existing(path, self.force),
+            Some(path) => check_output_path(path, self.force),
             None if self.json.json
                 || self
                     .file
@@ -125,7 +125,7 @@ impl ProfileArgs {
             {
                 Ok(())
             }
-            None => refuse_existing(Path::new(&format!("{name}.profile.json")), self.force),
+            None => check_output_path(Path::new(&format!("{name}.profile.json")), self.force),
         }
     }
 

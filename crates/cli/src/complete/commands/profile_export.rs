@@ -14,15 +14,15 @@ use cachemate_trace::{ProfileFile, ProfileSource};
 use clap::Args;
 
 use crate::args::JsonArg;
-use crate::files::{refuse_existing, write_json};
+use crate::files::{check_output_path, write_json};
 use crate::session::Session;
 
 /// Write what the daemon has measured of the programs of services as profile files
 ///
-/// The daemon stores the facts that it measures of each program of a service, so that the next start of the program begins
-/// with them. This command writes one profile file for each stored program. A daemon on another host reads such files by
-/// the key profiles of its configuration (profiles = ["DIR"]); plan and predict read them if the misses by cache size were
-/// measured.
+/// The daemon stores the facts that it measures of each program of a service, so that the next start of the program
+/// begins with them. This command writes one profile file for each stored program. A daemon on another host reads such
+/// files by the key profiles of its configuration (profiles = ["DIR"]); plan and predict read them if the misses by
+/// cache size were measured.
 #[derive(Args)]
 pub struct ProfileExport {
     /// Services, such as redis, redis.service or unit/redis; all services if none is given
@@ -83,7 +83,7 @@ impl ProfileExport {
         if !self.force {
             file_paths
                 .iter()
-                .try_for_each(|path| refuse_existing(path, false))?;
+                .try_for_each(|path| check_output_path(path, false))?;
         }
         let mut table = Table::from_header("service | program | known | file");
         let mut failures = Vec::new();

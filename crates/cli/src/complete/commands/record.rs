@@ -25,10 +25,11 @@ use crate::session::Session;
 pub struct Record {
     #[command(flatten)]
     options: RecordArgs,
-    /// Convert this trace of another tool instead (lackey, Dinero din, CSV, drmemtrace, raw u64, ChampSim, oracleGeneral)
+    /// Convert this trace of another tool instead (lackey, Dinero din, CSV, drmemtrace, raw u64, ChampSim,
+    /// oracleGeneral)
     ///
-    /// '-' is standard input. After Ctrl-C, the records converted so far form an intact file, and --salvage makes one of a
-    /// damaged trace.
+    /// '-' is standard input. After Ctrl-C, the records converted so far form an intact file, and --salvage makes one
+    /// of a damaged trace.
     #[arg(long, value_name = "TRACE", conflicts_with_all = ["command", "json", "pid", "skip_accesses", "max_accesses",
         "skip_seconds", "max_seconds", "burst_accesses", "max_size", "kill_at_max", "l1", "children"])]
     from: Option<String>,
@@ -59,9 +60,9 @@ pub struct RecordArgs {
     /// Then record for this long; the program runs to its end unrecorded
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     max_seconds: Option<Duration>,
-    /// Record bursts of this many data accesses; between them, the program runs at Valgrind's bare speed, which is half of
-    /// its own for a compressor and a tenth for an interpreter. The curve then has an error bar, and reaches as far as the
-    /// lines of one burst
+    /// Record bursts of this many data accesses; between them, the program runs at Valgrind's bare speed, which is half
+    /// of its own for a compressor and a tenth for an interpreter. The curve then has an error bar, and reaches as far
+    /// as the lines of one burst
     #[arg(long, value_name = "N", conflicts_with = "skip_accesses", value_parser = clap::value_parser!(u64).range(1..))]
     burst_accesses: Option<u64>,
     /// Share of the run to record in bursts, in percent

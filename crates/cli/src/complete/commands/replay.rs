@@ -14,9 +14,9 @@ use crate::session::Session;
 
 /// Replay a run log: check that the recorded policy reproduces every decision, or score another policy's forecasts
 ///
-/// With -o, write it as one HTML page: which programs shared a cache in each window, and the reasons. `cachemate sim -o`
-/// writes run logs, and `cachemate manage` does if its configuration sets `run_log`. `cachemate manage --dashboard` serves
-/// the same page for a running host.
+/// With -o, write it as one HTML page: which programs shared a cache in each window, and the reasons. `cachemate sim
+/// -o` writes run logs, and `cachemate manage` does if its configuration sets `run_log`. `cachemate manage --dashboard`
+/// serves the same page for a running host.
 #[derive(Args)]
 pub struct ReplayArgs {
     /// The run log

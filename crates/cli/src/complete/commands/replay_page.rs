@@ -12,7 +12,7 @@ use cachemate_trace::RunLogReader;
 use clap::Args;
 
 use super::sim::{MachineResults, SimJson};
-use crate::files::{refuse_existing, write_file};
+use crate::files::{check_output_path, write_file};
 use crate::session::Session;
 
 /// Maximum size of an output of `sim --json`.
@@ -35,7 +35,7 @@ pub struct PageArgs {
 impl PageArgs {
     /// Writes a run log as one HTML page: which programs shared a cache in each window, and the reasons.
     pub fn write_page(&self, session: &Session, log: &str, output: &Path) -> anyhow::Result<()> {
-        refuse_existing(output, self.force)?;
+        check_output_path(output, self.force)?;
         let name = Path::new(log)
             .file_name()
             .map_or(log.into(), OsStr::to_string_lossy);

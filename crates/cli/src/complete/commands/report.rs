@@ -7,12 +7,13 @@ use clap::Args;
 
 use crate::args::OutputArgs;
 use crate::complete::prediction::{Prediction, PredictionArgs, SlowdownModel};
-use crate::files::{refuse_existing, write_file};
+use crate::files::{check_output_path, write_file};
 use crate::session::Session;
 
 /// Write an HTML report: curves, classes, mutual slowdowns, and the plan with its reasons
 ///
-/// The page is one file that loads nothing. A program is a profile file, a recording, or the name of a bundled recording.
+/// The page is one file that loads nothing. A program is a profile file, a recording, or the name of a bundled
+/// recording.
 #[derive(Args)]
 pub struct ReportArgs {
     #[command(flatten)]
@@ -30,7 +31,7 @@ pub struct ReportArgs {
 
 impl ReportArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        refuse_existing(&self.output.output, self.output.force)?;
+        check_output_path(&self.output.output, self.output.force)?;
         let prediction = self.inputs.predict(session)?;
         let placement = prediction.place(None, 0)?;
         let plan = plan_result(

@@ -161,8 +161,8 @@ impl Repro {
         ));
     }
 
-    /// Runs the experiments of a shard, each with one seed at a time, and stores their runs. What an experiment with all
-    /// seeds needs is then stored, whichever shard made it.
+    /// Runs the experiments of a shard, each with one seed at a time, and stores their runs. What an experiment with
+    /// all seeds needs is then stored, whichever shard made it.
     fn run_shard(
         &self,
         session: &Session,

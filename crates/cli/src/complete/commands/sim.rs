@@ -32,8 +32,8 @@ use crate::session::Session;
 /// Run scenarios on a simulated machine, under one policy or several (docs/scenarios.md)
 ///
 /// One run prints the counts of every task and every cache. Several runs, which are the combinations of the given
-/// scenarios, machines, policies and seeds, print one line each. The same scenario and seed give bit-identical results on
-/// any host, so a run is stored and not made twice.
+/// scenarios, machines, policies and seeds, print one line each. The same scenario and seed give bit-identical results
+/// on any host, so a run is stored and not made twice.
 #[derive(Args)]
 pub struct Sim {
     /// The scenarios' files; `-` is standard input
@@ -228,7 +228,8 @@ impl Sim {
         Ok(())
     }
 
-    /// Makes a run, or takes it from the store. With a run log it is made in any case, because the store keeps no windows.
+    /// Makes a run, or takes it from the store. With a run log it is made in any case, because the store keeps no
+    /// windows.
     fn run_point(&self, session: &Session, point: &SimPoint) -> anyhow::Result<SimJson> {
         let make = || match point.scenario.simulator {
             SimModel::Cycle => self.run_cycle(session, point),
@@ -422,8 +423,8 @@ fn run_name(point: &SimPoint) -> anyhow::Result<RunName> {
     Ok(RunName::new("sim", label, source_version(), &inputs)?)
 }
 
-/// Calls `run`, and meanwhile copies the stop flag to the machine's own flag, so that the run ends within a window. The two
-/// are separate, because a machine may also stop by itself.
+/// Calls `run`, and meanwhile copies the stop flag to the machine's own flag, so that the run ends within a window. The
+/// two are separate, because a machine may also stop by itself.
 fn run_until_stopped<T>(
     machine_stop: &Arc<AtomicBool>,
     stop: &AtomicBool,

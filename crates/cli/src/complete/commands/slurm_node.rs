@@ -96,7 +96,8 @@ mod tests {
     use cachemate_core::CacheLevel;
     use cachemate_core::test_support::last_level_caches;
 
-    /// Does a node name every size of its caches once, their number, the CPUs of each, and only the abilities that it has?
+    /// Does a node name every size of its caches once, their number, the CPUs of each, and only the abilities that it
+    /// has?
     #[test]
     fn a_node_names_its_caches_and_its_abilities() {
         let mut topology = last_level_caches(3, 4, CacheLevel::L3, 32 << 20);

@@ -309,8 +309,8 @@ impl HostSnapshot {
         }
     }
 
-    /// The reason why a task cannot take turns; `None` if it can, or if it has exited, which the change itself detects. A
-    /// task that the gang scheduler already runs for this daemon can take turns as before.
+    /// The reason why a task cannot take turns; `None` if it can, or if it has exited, which the change itself detects.
+    /// A task that the gang scheduler already runs for this daemon can take turns as before.
     fn wait_refusal(&self, kernel: &dyn Kernel, task: &ManagedThread) -> Option<String> {
         let object = JournalObject::Policy {
             pid: task.pid,

@@ -1,7 +1,7 @@
 //! What the last discovery said if it found no colors.
 //!
-//! A discovery takes a minute, and where it failed it mostly fails again: a host whose cache cannot be timed stays one. So
-//! its refusal is kept beside the reference set until the next discovery or boot, `doctor` reports it, and
+//! A discovery takes a minute, and where it failed it mostly fails again: a host whose cache cannot be timed stays one.
+//! So its refusal is kept beside the reference set until the next discovery or boot, `doctor` reports it, and
 //! `page-color run` does not try again unasked.
 
 use std::io;

@@ -93,7 +93,8 @@ fn a_directory_that_others_can_change_is_not_used() {
     }
 }
 
-/// Is a link in the directory, at any place in a path, neither read nor written through, and another user's file refused?
+/// Is a link in the directory, at any place in a path, neither read nor written through, and another user's file
+/// refused?
 #[test]
 fn links_and_others_files_in_the_directory_are_refused() {
     let (root, host, base) = host_with_colors_dir();

@@ -432,8 +432,8 @@ fn the_documented_answers_are_distinguished() {
     assert_eq!((state.held, state.turns().len()), (4, 1));
 }
 
-/// Is an answer that is cut, repeated from an earlier plan, out of order, forged or endless an error in bounded time, and
-/// one that comes in pieces or twice understood?
+/// Is an answer that is cut, repeated from an earlier plan, out of order, forged or endless an error in bounded time,
+/// and one that comes in pieces or twice understood?
 #[test]
 fn broken_answers_end_in_bounded_time() {
     use std::io::{BufRead, BufReader, Write};

@@ -1,10 +1,11 @@
-//! Limits of memory bandwidth: Intel's MBA, in percent or in MiB/s; AMD's, in eighths of a GB/s; and those of slow memory.
+//! Limits of memory bandwidth: Intel's MBA, in percent or in MiB/s; AMD's, in eighths of a GB/s; and those of slow
+//! memory.
 //!
 //! Problem: one file, `schemata`, has a number whose unit depends on the processor and on the mount, and nothing in
-//! resctrl says which: `50` is half of a core's requests on Intel, 50 MiB/s there with the option `mba_MBps`, and 6.25 GB/s
-//! on AMD. Method: the mount's options tell `mba_MBps`; the processor's vendor tells AMD; and where the vendor is unknown,
-//! a number above 100 cannot be a percentage. Properties: read-only; a resource with unexpected content is left out, with
-//! an error that names the file or the line, and the ways of caches are divided without it.
+//! resctrl says which: `50` is half of a core's requests on Intel, 50 MiB/s there with the option `mba_MBps`, and 6.25
+//! GB/s on AMD. Method: the mount's options tell `mba_MBps`; the processor's vendor tells AMD; and where the vendor is
+//! unknown, a number above 100 cannot be a percentage. Properties: read-only; a resource with unexpected content is
+//! left out, with an error that names the file or the line, and the ways of caches are divided without it.
 //!
 //! Kernel documentation: Documentation/filesystems/resctrl.rst, "Memory bandwidth Allocation".
 
@@ -36,7 +37,8 @@ pub struct BandwidthResource {
     pub limits_whole_cores: bool,
 }
 
-/// Every resource that limits bandwidth by its name, by the lines of the root group, or the reason why it cannot be used.
+/// Every resource that limits bandwidth by its name, by the lines of the root group, or the reason why it cannot be
+/// used.
 pub(super) fn read_bandwidth(
     kernel: &dyn Kernel,
     mount: &Path,

@@ -1,8 +1,8 @@
 //! Groups of resctrl: their owners and members, and the kernel's messages when it refuses one.
 //!
 //! Groups of ours are named `cachemate-PID-START-N` after the process that made them, and that process holds a lock
-//! (flock) on the group's directory for as long as it lives. A group with our prefix whose owner, by process id and start
-//! time, has exited is an orphan: its journal is lost. The lock protects the groups of an owner in another PID
+//! (flock) on the group's directory for as long as it lives. A group with our prefix whose owner, by process id and
+//! start time, has exited is an orphan: its journal is lost. The lock protects the groups of an owner in another PID
 //! namespace, whose id means nothing here; but any user can hold such a lock, so an orphan that is locked is reported
 //! as not removed. All other groups belong to other tools and are only read.
 

@@ -1,5 +1,5 @@
-//! Facilities of resctrl on this host: the caches that it can partition, their units, the limits of memory bandwidth, and
-//! its counters.
+//! Facilities of resctrl on this host: the caches that it can partition, their units, the limits of memory bandwidth,
+//! and its counters.
 //!
 //! Problem: resctrl may be mounted anywhere, read-only, twice, or not at all; the kernel's ids of its caches are
 //! neither dense nor unique; each resource has its own limits, and the smallest number of classes applies to all;
@@ -85,15 +85,15 @@ pub struct Resctrl {
     pub class_count: u32,
     /// Number of classes that other tools used when this was read.
     pub other_group_count: u32,
-    /// Limits of memory bandwidth, by resource (`MB`, or `SMBA` for slow memory), or the reason why a resource cannot be
-    /// used; empty if there are none.
+    /// Limits of memory bandwidth, by resource (`MB`, or `SMBA` for slow memory), or the reason why a resource cannot
+    /// be used; empty if there are none.
     pub bandwidth: BTreeMap<String, Result<BandwidthResource, MissingFacility>>,
     /// Counters that the monitors have.
     pub counted_events: MonitoredEvents,
     /// Caches of the topology by domain of the monitors.
     pub monitored_caches: BTreeMap<u32, CacheId>,
-    /// Whether an L3 has several memory nodes (sub-NUMA clusters) of which the kernel knows nothing. Before Linux 6.11, a
-    /// monitor then shows a multiple of what one of them counted, so that no such cache counts as monitored.
+    /// Whether an L3 has several memory nodes (sub-NUMA clusters) of which the kernel knows nothing. Before Linux 6.11,
+    /// a monitor then shows a multiple of what one of them counted, so that no such cache counts as monitored.
     pub has_unknown_clusters: bool,
     /// Number of groups that can be monitored at a time, including the root group; `None` if nothing is monitored.
     pub monitor_count: Option<u32>,

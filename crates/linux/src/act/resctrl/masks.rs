@@ -29,14 +29,14 @@ pub fn format_mask(mask: &IndexSet) -> String {
     format!("{word:x}")
 }
 
-/// The settings of one group, by resource and domain (the kernel's cache id). Lines of resources that are neither a cache
-/// nor a bandwidth are left out.
+/// The settings of one group, by resource and domain (the kernel's cache id). Lines of resources that are neither a
+/// cache nor a bandwidth are left out.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Schemata {
     /// Ways that the group may fill, by resource: `L3`, or `L3CODE` and `L3DATA`.
     pub masks: BTreeMap<String, BTreeMap<u32, IndexSet>>,
-    /// Limits of memory bandwidth, by resource: `MB`, or `SMBA` for slow memory (CXL), in the unit of the resource; or what
-    /// is wrong with the line of a resource, which must not keep the ways from being used.
+    /// Limits of memory bandwidth, by resource: `MB`, or `SMBA` for slow memory (CXL), in the unit of the resource; or
+    /// what is wrong with the line of a resource, which must not keep the ways from being used.
     pub levels: BTreeMap<String, Result<BTreeMap<u32, u32>, String>>,
 }
 

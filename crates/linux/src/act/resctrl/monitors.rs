@@ -1,11 +1,11 @@
 //! Who counts what in resctrl: groups that hold a monitoring id (RMID), and counters of traffic that must be assigned.
 //!
-//! Problem: a processor can tell some hundred groups apart, and container runtimes (runc, crun), nri-plugins and
-//! `pqos` create groups of their own; when the ids run out, no group can be created, and the kernel's message names
-//! nobody. On AMD with assigned counters (ABMC, `mbm_event`), a group without a counter has no traffic, although its
-//! file is there. Method: all groups are listed with their threads and their probable owner; the modes and numbers of
-//! counters are read from `info/L3_MON`; counters that are free, or that groups of ours can spare, go to those groups of
-//! ours that need them most. Property: groups of others are only read.
+//! Problem: a processor can tell some hundred groups apart, and container runtimes (runc, crun), nri-plugins and `pqos`
+//! create groups of their own; when the ids run out, no group can be created, and the kernel's message names nobody. On
+//! AMD with assigned counters (ABMC, `mbm_event`), a group without a counter has no traffic, although its file is
+//! there. Method: all groups are listed with their threads and their probable owner; the modes and numbers of counters
+//! are read from `info/L3_MON`; counters that are free, or that groups of ours can spare, go to those groups of ours
+//! that need them most. Property: groups of others are only read.
 //!
 //! Kernel documentation: Documentation/filesystems/resctrl.rst, "mbm_assign_mode" and "mon_groups".
 
@@ -65,9 +65,9 @@ fn unassigned_domains(kernel: &dyn Kernel, group: &Path, event: &str) -> Option<
     Some(unassigned.map(|(domain, _)| domain).collect())
 }
 
-/// Gives counters of all traffic to these groups of ours, the most important ones first. Counters come from those that are
-/// free, then from the local traffic of the groups, then from all traffic of the least important ones; groups of others
-/// keep theirs. The assignments end with the groups, so that the journal's entry of a group restores them.
+/// Gives counters of all traffic to these groups of ours, the most important ones first. Counters come from those that
+/// are free, then from the local traffic of the groups, then from all traffic of the least important ones; groups of
+/// others keep theirs. The assignments end with the groups, so that the journal's entry of a group restores them.
 pub fn assign_counters(kernel: &dyn Kernel, groups: &[PathBuf]) {
     let set = |group: &Path, event: &str, domain: u32, state: &str| {
         let text = format!("{event}:{domain}={state}\n");
@@ -88,7 +88,8 @@ pub fn assign_counters(kernel: &dyn Kernel, groups: &[PathBuf]) {
                 let error = set(group, TOTAL_EVENT, domain, "e").err();
                 error.is_some_and(|error| error.raw_os_error() == Some(libc::ENOSPC))
             };
-            // After each counter that is given up, the group tries again. No counter of another helps against other errors.
+            // After each counter that is given up, the group tries again. No counter of another helps against other
+            // errors.
             while has_none_left() {
                 let Some((donor, event)) = donors.next() else {
                     break;
@@ -287,8 +288,8 @@ mod tests {
         }
     }
 
-    /// Do counters go to the groups that need them most: free ones first, then those of local traffic, then those of the least
-    /// important group, and never those of others?
+    /// Do counters go to the groups that need them most: free ones first, then those of local traffic, then those of
+    /// the least important group, and never those of others?
     #[test]
     fn counters_go_to_the_groups_that_need_them_most() {
         let groups = ["/r/a", "/r/b"].map(PathBuf::from);

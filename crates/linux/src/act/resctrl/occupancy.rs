@@ -1,12 +1,12 @@
-//! Counters of resctrl: occupancy (CMT), memory traffic (MBM), energy and stalls (AET), and the reasons why an occupancy
-//! differs from the mask.
+//! Counters of resctrl: occupancy (CMT), memory traffic (MBM), energy and stalls (AET), and the reasons why an
+//! occupancy differs from the mask.
 //!
-//! Problem: users see a group occupy more than its mask allows, or less, and mistake this for a defect. Both are normal: a
-//! mask limits where new lines are placed, and existing lines elsewhere stay until they are evicted; ways may be shared
-//! with other groups or with input and output; the counters are estimates of a monitor with its own delay. Method:
-//! occupancy is read together with the mask, and every reason that applies is reported as a sentence. A counter that
-//! the hardware marks as unavailable, or that is assigned to no group, is absent with this reason; traffic is the difference
-//! of two readings. Energy is a decimal number of joules (Linux 7.0).
+//! Problem: users see a group occupy more than its mask allows, or less, and mistake this for a defect. Both are
+//! normal: a mask limits where new lines are placed, and existing lines elsewhere stay until they are evicted; ways may
+//! be shared with other groups or with input and output; the counters are estimates of a monitor with its own delay.
+//! Method: occupancy is read together with the mask, and every reason that applies is reported as a sentence. A counter
+//! that the hardware marks as unavailable, or that is assigned to no group, is absent with this reason; traffic is the
+//! difference of two readings. Energy is a decimal number of joules (Linux 7.0).
 //!
 //! Kernel documentation: Documentation/filesystems/resctrl.rst, `mon_data`, `bit_usage`, "Cache Pseudo-Locking".
 

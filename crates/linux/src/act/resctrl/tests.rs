@@ -284,7 +284,8 @@ fn a_bad_line_of_bandwidth_disables_bandwidth_alone() {
     );
 }
 
-/// Are the counters of an L3 with sub-NUMA clusters read only if the kernel adds those of all clusters, and each line once?
+/// Are the counters of an L3 with sub-NUMA clusters read only if the kernel adds those of all clusters, and each line
+/// once?
 #[test]
 fn counters_of_sub_numa_clusters_are_read_once_or_not_at_all() {
     let node = |node: u32, cpus: &str| {
@@ -575,8 +576,8 @@ fn limits_of_bandwidth_are_set_and_removed_like_ways() {
     bench.restore();
 }
 
-/// If another process changes our limit: is it reported, and set again? Is a limit that the hardware does not have raised to
-/// the next one, once?
+/// If another process changes our limit: is it reported, and set again? Is a limit that the hardware does not have
+/// raised to the next one, once?
 #[test]
 fn changed_limits_are_reported_and_odd_ones_rounded() {
     let mut bench = ResctrlFixture::with_cat(FakeCat::with_bandwidth());
@@ -863,8 +864,8 @@ fn locks_are_respected_and_orphans_swept() {
     assert_eq!(groups::remove_orphans_if_mounted(&bench.cat).len(), 1);
 }
 
-/// If a stranger holds the lock of an orphan, or of resctrl itself: is the orphan reported as not removed, and removed once
-/// the lock is free?
+/// If a stranger holds the lock of an orphan, or of resctrl itself: is the orphan reported as not removed, and removed
+/// once the lock is free?
 #[test]
 fn a_foreign_lock_on_an_orphan_is_reported() {
     let bench = ResctrlFixture::new();
@@ -900,8 +901,8 @@ fn a_foreign_lock_on_an_orphan_is_reported() {
     );
 }
 
-/// If a stranger holds a flock on a directory that only root may write: is the wait bounded, and does the refusal name the
-/// holder?
+/// If a stranger holds a flock on a directory that only root may write: is the wait bounded, and does the refusal name
+/// the holder?
 #[test]
 fn the_holder_of_a_lock_is_named() {
     use std::io::Read;

@@ -81,8 +81,8 @@ impl WayController {
     }
 
     /// Reads our groups into the snapshot from which changes are derived. If resctrl's lock is unavailable, `plan`
-    /// loses its shares of ways and limits of bandwidth, and no group changes. The caller holds the lock until the changes are made; without
-    /// `may_act` no lock is needed, because nothing changes.
+    /// loses its shares of ways and limits of bandwidth, and no group changes. The caller holds the lock until the
+    /// changes are made; without `may_act` no lock is needed, because nothing changes.
     pub(crate) fn read(
         &mut self,
         kernel: &dyn Kernel,
@@ -628,8 +628,8 @@ impl WayController {
             .collect()
     }
 
-    /// Gives counters of traffic to our groups, where they have to be assigned: to limited groups first, because limits are
-    /// judged by traffic.
+    /// Gives counters of traffic to our groups, where they have to be assigned: to limited groups first, because limits
+    /// are judged by traffic.
     pub(crate) fn assign_counters(&self, kernel: &dyn Kernel) {
         if self.resctrl.counter_assignment.is_none() {
             return;
@@ -647,8 +647,8 @@ impl WayController {
         assign_counters(kernel, &paths);
     }
 
-    /// Memory traffic of processes since the last call, from all groups, ours and those of others, whose threads belong to
-    /// one process each. Read-only.
+    /// Memory traffic of processes since the last call, from all groups, ours and those of others, whose threads belong
+    /// to one process each. Read-only.
     pub fn process_traffic(
         &mut self,
         kernel: &dyn Kernel,

@@ -170,8 +170,8 @@ fn threads_that_inherited_our_mask_get_the_original() {
     assert_eq!(masks, ["0-3", "0-3", "0-3", "0-3", "0", "1", "1"]);
 }
 
-/// After a double fork, without a record of births: does a child get the original of the program whose session or control
-/// groups it is in, but not one that an unrelated living parent started, one of other groups, or an older one?
+/// After a double fork, without a record of births: does a child get the original of the program whose session or
+/// control groups it is in, but not one that an unrelated living parent started, one of other groups, or an older one?
 #[test]
 fn orphans_of_a_managed_family_get_the_original() {
     let (host, mut entries) = moved_threads(5..6);

@@ -26,10 +26,10 @@ const LEAST_PRIVATE_SHARE: f64 = 0.4;
 /// Sizes up to this multiple of the cache decide; beyond it, misses of the address translation add to the latency.
 const LARGEST_MULTIPLE: f64 = 5.0;
 
-/// Fits private cache, shared cache and memory to latencies of random walks, given by size in bytes and time in ns. Every
-/// line is equally likely, so that a walk over `s` bytes hits a cache of `c` bytes with probability `c / s`, whatever the
-/// cache replaces. A guest may own a part of either cache: others use the same core, or its pages crowd in some sets. `None`
-/// with fewer than four sizes beyond the private cache.
+/// Fits private cache, shared cache and memory to latencies of random walks, given by size in bytes and time in ns.
+/// Every line is equally likely, so that a walk over `s` bytes hits a cache of `c` bytes with probability `c / s`,
+/// whatever the cache replaces. A guest may own a part of either cache: others use the same core, or its pages crowd in
+/// some sets. `None` with fewer than four sizes beyond the private cache.
 pub fn fit_latencies(
     points: &[(f64, f64)],
     private_bytes: f64,
@@ -115,9 +115,9 @@ fn fit_at(
     })
 }
 
-/// Returns the time after which this share of some lines is lost, from the shares lost after pauses in µs, on a logarithmic
-/// scale; `None` if less is lost after the longest pause. What was lost once does not come back, so that a large share after a
-/// pause that is shorter than one with a small share was another disturbance.
+/// Returns the time after which this share of some lines is lost, from the shares lost after pauses in µs, on a
+/// logarithmic scale; `None` if less is lost after the longest pause. What was lost once does not come back, so that a
+/// large share after a pause that is shorter than one with a small share was another disturbance.
 pub fn lifetime_ns(
     pauses_us: &[u64],
     lost_shares: &[Estimate],
@@ -147,8 +147,9 @@ pub fn lifetime_ns(
     })
 }
 
-/// Returns the number of instructions between two misses up to which they overlap, from the time for both (instructions from one to the
-/// next, time), ascending: the time rises from that of one miss to that of two. `None` if it rises nowhere.
+/// Returns the number of instructions between two misses up to which they overlap, from the time for both (instructions
+/// from one to the next, time), ascending: the time rises from that of one miss to that of two. `None` if it rises
+/// nowhere.
 pub fn window_instr(points: &[(f64, f64)]) -> Option<Estimate> {
     const RISE: f64 = 1.4;
     let (_, overlapped_ns) = points.first()?;
@@ -180,10 +181,10 @@ pub struct WalkBesideCoRunner {
 const LEAST_MISS_SHARE: f64 = 0.002;
 const MOST_MISS_SHARE: f64 = 0.999;
 
-/// Returns the lines per ns, inserted as LRU inserts all, that compete with a walk: 0 if it hardly misses. Under LRU, the cache holds what
-/// was touched in a window: of the walk, each line with probability `1 - exp(-rate x window / lines)`, which is the share of hits,
-/// and of the others every line of the window. The difference that a stream makes, over its lines, is 1 for LRU, and near 0 if the
-/// stream only replaces itself or lines of other guests.
+/// Returns the lines per ns, inserted as LRU inserts all, that compete with a walk: 0 if it hardly misses. Under LRU,
+/// the cache holds what was touched in a window: of the walk, each line with probability `1 - exp(-rate x window /
+/// lines)`, which is the share of hits, and of the others every line of the window. The difference that a stream makes,
+/// over its lines, is 1 for LRU, and near 0 if the stream only replaces itself or lines of other guests.
 pub fn co_runner_lines_per_ns(walk: &WalkBesideCoRunner) -> f64 {
     if walk.miss_share <= LEAST_MISS_SHARE {
         return 0.0;
@@ -197,10 +198,11 @@ pub fn co_runner_lines_per_ns(walk: &WalkBesideCoRunner) -> f64 {
 /// Least ratio of the time for a line of a stream from memory to that from the cache, from which its size can be told.
 const LEAST_CONTRAST: f64 = 1.2;
 
-/// Returns the size of the cache in which a program's lines compete with those of others, from the time for a line of a stream over the
-/// same bytes again and again (size, time), ascending; `None` if it always hits, or if hits and misses take about the same time. A stream hits as long as its lines and those of
-/// the others during a pass fit: where the time is half-way to that of memory, `size + pass / lifetime x pool = pool`, since the
-/// others alone fill the pool in a lifetime.
+/// Returns the size of the cache in which a program's lines compete with those of others, from the time for a line of a
+/// stream over the same bytes again and again (size, time), ascending; `None` if it always hits, or if hits and misses
+/// take about the same time. A stream hits as long as its lines and those of the others during a pass fit: where the
+/// time is half-way to that of memory, `size + pass / lifetime x pool = pool`, since the others alone fill the pool in
+/// a lifetime.
 pub fn pool_bytes(points: &[(f64, f64)], memory_line_ns: f64, lifetime_ns: f64) -> Option<f64> {
     let (_, cached_line_ns) = *points.first()?;
     // Where memory streams about as fast as the cache, the times say nothing about where the lines were.
@@ -232,8 +234,8 @@ pub fn pool_bytes(points: &[(f64, f64)], memory_line_ns: f64, lifetime_ns: f64) 
 mod tests {
     use super::*;
 
-    /// Is a lifetime found between two pauses, at the first one if all is lost by then, behind a disturbance of a shorter pause,
-    /// and nowhere if lines stay?
+    /// Is a lifetime found between two pauses, at the first one if all is lost by then, behind a disturbance of a
+    /// shorter pause, and nowhere if lines stay?
     #[test]
     fn a_lifetime_lies_between_the_pauses_around_half_of_the_loss() {
         let found = |shares: [f64; 3]| {
@@ -258,8 +260,8 @@ mod tests {
         assert_eq!(found([0.0, 0.01, 0.02]), None);
     }
 
-    /// Are size and latencies recovered from a curve with three levels, although the latency of memory creeps up with the
-    /// size?
+    /// Are size and latencies recovered from a curve with three levels, although the latency of memory creeps up with
+    /// the size?
     #[test]
     fn size_and_latencies_are_recovered_from_a_curve() {
         const MIB: f64 = 1048576.0;
@@ -292,8 +294,8 @@ mod tests {
         assert_eq!(fit_latencies(&[(4e6, 20.0)], 2e6, 5.0, 1e8), None);
     }
 
-    /// Is the insertion of a simulated LRU cache 1, and that of a cache that puts most of a stream's lines at the end of its
-    /// order the share that it does not?
+    /// Is the insertion of a simulated LRU cache 1, and that of a cache that puts most of a stream's lines at the end
+    /// of its order the share that it does not?
     #[test]
     fn insertion_of_a_simulated_cache_is_recovered() {
         for low_share in [0.0, 0.5, 0.9] {
@@ -344,8 +346,8 @@ mod tests {
         }
     }
 
-    /// Is the size of a cache recovered in which neighbors fill a line while a stream over the same lines touches two, and does a stream
-    /// that never misses say nothing?
+    /// Is the size of a cache recovered in which neighbors fill a line while a stream over the same lines touches two,
+    /// and does a stream that never misses say nothing?
     #[test]
     fn a_pool_is_recovered_from_streams_that_come_back() {
         let (pool_lines, neighbor_lines_per_ns) = (100_000.0, 0.05);
@@ -363,8 +365,8 @@ mod tests {
         assert_eq!(pool_bytes(&[], 12.0, lifetime_ns), None);
     }
 
-    /// Does a window end between the two numbers of instructions at which two misses take the time of one and of two, although
-    /// one sample was disturbed, and nowhere if they always overlap?
+    /// Does a window end between the two numbers of instructions at which two misses take the time of one and of two,
+    /// although one sample was disturbed, and nowhere if they always overlap?
     #[test]
     fn a_window_ends_where_two_misses_no_longer_overlap() {
         let times = |window: f64| {

@@ -7,7 +7,8 @@ use std::hint::black_box;
 #[repr(align(64))]
 struct MemoryLine([u64; 8]);
 
-/// Memory that the loops use: zeros, so that a loaded value changes no address but must arrive before the next one is known.
+/// Memory that the loops use: zeros, so that a loaded value changes no address but must arrive before the next one is
+/// known.
 pub struct LineBuffer {
     lines: Vec<MemoryLine>,
 }
@@ -31,15 +32,16 @@ impl LineBuffer {
         64 * self.lines.len() as u64
     }
 
-    /// Walks over the first `line_count` lines in `WALKS` independent chains of loads. Within a chain each address depends on
-    /// the value of the load before it, and every line is equally likely, so that the share of hits is the share of the
-    /// lines that a cache holds.
+    /// Walks over the first `line_count` lines in `WALKS` independent chains of loads. Within a chain each address
+    /// depends on the value of the load before it, and every line is equally likely, so that the share of hits is the
+    /// share of the lines that a cache holds.
     pub fn walk<const WALKS: usize>(&self, bytes: u64, steps: u64, seed: u64) {
         self.spaced_walk::<WALKS, 0>(bytes, steps, seed);
     }
 
-    /// Walks as [`Self::walk`], with `2 * PAIRS` other instructions behind each load, so that the loads of two chains overlap if the
-    /// core's window has room for what lies between them (Wong, Measuring reorder buffer capacity, 2013).
+    /// Walks as [`Self::walk`], with `2 * PAIRS` other instructions behind each load, so that the loads of two chains
+    /// overlap if the core's window has room for what lies between them (Wong, Measuring reorder buffer capacity,
+    /// 2013).
     pub fn spaced_walk<const WALKS: usize, const PAIRS: usize>(
         &self,
         bytes: u64,
@@ -109,8 +111,8 @@ impl LineBuffer {
         index
     }
 
-    /// Reads this many of the first lines of the buffer in [`STREAMS`] streams, each through its own part of them. Begins with
-    /// line `start` of each part, and again at their ends; returns the next line to read.
+    /// Reads this many of the first lines of the buffer in [`STREAMS`] streams, each through its own part of them.
+    /// Begins with line `start` of each part, and again at their ends; returns the next line to read.
     pub fn read_all(&self, bytes: u64, start: usize, line_count: usize) -> usize {
         let part_lines = (bytes as usize / 64).clamp(STREAMS, self.lines.len()) / STREAMS;
         let mut sums = [0u64; 8];
@@ -145,12 +147,12 @@ impl LineBuffer {
     }
 }
 
-/// Streams at once in loops that measure a bandwidth, as many as in STREAM's triad and one more: prefetchers begin anew with each
-/// page, so that one stream alone waits at each beginning.
+/// Streams at once in loops that measure a bandwidth, as many as in STREAM's triad and one more: prefetchers begin anew
+/// with each page, so that one stream alone waits at each beginning.
 const STREAMS: usize = 4;
 
-/// Calls `process` for `count` lines of a part in order, from `start` on and from its beginning after its end; returns the next
-/// line.
+/// Calls `process` for `count` lines of a part in order, from `start` on and from its beginning after its end; returns
+/// the next line.
 fn for_each_stretch(
     part_lines: usize,
     start: usize,
@@ -170,7 +172,8 @@ fn for_each_stretch(
 /// Instructions of a step of [`LineBuffer::spaced_walk`] besides those that `PAIRS` counts.
 pub const SPACED_STEP_INSTR: f64 = 8.0;
 
-/// Executes pairs of instructions that wait for no load: an addition, which takes a register, and one that does nothing.
+/// Executes pairs of instructions that wait for no load: an addition, which takes a register, and one that does
+/// nothing.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn pass_instructions<const PAIRS: usize>() {
@@ -186,8 +189,9 @@ fn pass_instructions<const PAIRS: usize>() {
 #[cfg(not(target_arch = "x86_64"))]
 fn pass_instructions<const PAIRS: usize>() {}
 
-/// Executes this many blocks of [`MIX_INSTR`] instructions of the kinds of compiled code, all in the first cache and with few
-/// dependences: a quarter loads, a tenth stores, a tenth branches that are never taken, each with a comparison.
+/// Executes this many blocks of [`MIX_INSTR`] instructions of the kinds of compiled code, all in the first cache and
+/// with few dependences: a quarter loads, a tenth stores, a tenth branches that are never taken, each with a
+/// comparison.
 #[cfg(target_arch = "x86_64")]
 pub fn instruction_mix(steps: u64) {
     let mut words = MemoryLine([1; 8]);
@@ -218,8 +222,8 @@ pub fn instruction_mix(_: u64) {}
 /// Instructions of a step of [`instruction_mix`].
 pub const MIX_INSTR: f64 = 200.0;
 
-/// Makes this many draws, and branches on a bit of each: at random with the highest bit, which the branch predictor gets
-/// wrong every second time, and never with `bit` 0. The draws do not wait for the branches.
+/// Makes this many draws, and branches on a bit of each: at random with the highest bit, which the branch predictor
+/// gets wrong every second time, and never with `bit` 0. The draws do not wait for the branches.
 pub fn branch(steps: u64, bit: u64, seed: u64) {
     let (mut state, bit) = (seed, black_box(bit));
     let mut taken = 0u64;
@@ -233,7 +237,8 @@ pub fn branch(steps: u64, bit: u64, seed: u64) {
     black_box((state, taken));
 }
 
-/// Does this many dependent multiplications, with an exclusive or between them, so that the compiler cannot regroup them.
+/// Does this many dependent multiplications, with an exclusive or between them, so that the compiler cannot regroup
+/// them.
 pub fn multiply(steps: u64) {
     let (mut product, factor) = (black_box(3u64), black_box(5u64));
     for _ in 0..steps {

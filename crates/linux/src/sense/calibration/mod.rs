@@ -1,21 +1,22 @@
-//! Measures what the kernel does not report of the host: latencies, bandwidths, overlap of misses, what prefetchers hide,
-//! the part of the caches that this system owns, how long lines stay there, and how low the shared one inserts streams.
+//! Measures what the kernel does not report of the host: latencies, bandwidths, overlap of misses, what prefetchers
+//! hide, the part of the caches that this system owns, how long lines stay there, and how low the shared one inserts
+//! streams.
 //!
-//! Problem: forecasts need these figures; assumed ones are wrong by factors, because a guest owns a part of the cache that
-//! it is shown, and caches do not treat streams as LRU does. Method: short loops on CPUs of one shared cache. Dependent
-//! loads at random lines (as in lmbench and tinymembench) give the latency of each size, a fit of three levels the size
-//! from which on misses begin, several walks at once the overlap, sums and fills the bandwidth (as in STREAM), and a walk
-//! beside a stream the share of its lines that the stream evicts; a walk before and after a pause says how long lines stay
-//! where other systems fill the shared cache, or the private one. For example, a guest that is shown 300 MiB misses from 9
-//! MiB on; beside a stream, a walk over 4 MiB loses a third of its lines, where under LRU it would lose three quarters.
-//! Properties: what else runs only adds to a time, on a guest for a tenth of a second or for some, of which the kernel
-//! reports nothing. So the loops take turns, a few ms each, in rounds that last for seconds, and a figure is the lower quartile
-//! of its samples, with the range of their middle four fifths (bandwidths of several CPUs: medians). The clock of a core
-//! changes with what its siblings do; what follows the clock is measured beside a chain of multiplications, and counted in
-//! those. Samples during which the thread did not run are left out; a host on which most samples are disturbed, or on which
-//! the first half of the rounds and the second differ by half, is refused, and one on which they differ by a sixth is
-//! marked. Pages are those that programs get here, so that a latency has the address translation that theirs has. At most
-//! 20 s.
+//! Problem: forecasts need these figures; assumed ones are wrong by factors, because a guest owns a part of the cache
+//! that it is shown, and caches do not treat streams as LRU does. Method: short loops on CPUs of one shared cache.
+//! Dependent loads at random lines (as in lmbench and tinymembench) give the latency of each size, a fit of three
+//! levels the size from which on misses begin, several walks at once the overlap, sums and fills the bandwidth (as in
+//! STREAM), and a walk beside a stream the share of its lines that the stream evicts; a walk before and after a pause
+//! says how long lines stay where other systems fill the shared cache, or the private one. For example, a guest that is
+//! shown 300 MiB misses from 9 MiB on; beside a stream, a walk over 4 MiB loses a third of its lines, where under LRU
+//! it would lose three quarters. Properties: what else runs only adds to a time, on a guest for a tenth of a second or
+//! for some, of which the kernel reports nothing. So the loops take turns, a few ms each, in rounds that last for
+//! seconds, and a figure is the lower quartile of its samples, with the range of their middle four fifths (bandwidths
+//! of several CPUs: medians). The clock of a core changes with what its siblings do; what follows the clock is measured
+//! beside a chain of multiplications, and counted in those. Samples during which the thread did not run are left out; a
+//! host on which most samples are disturbed, or on which the first half of the rounds and the second differ by half, is
+//! refused, and one on which they differ by a sixth is marked. Pages are those that programs get here, so that a
+//! latency has the address translation that theirs has. At most 20 s.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -56,11 +57,11 @@ pub struct HostCalibration {
     pub calmness: Calmness,
     /// Clock of a busy core; `None` where no loop of known length exists.
     pub clock_hertz: Option<Estimate>,
-    /// Instructions per cycle of a mix as in compiled code, all in the first cache and with few dependences; `None` where no such loop
-    /// exists. Other threads of the core take their part.
+    /// Instructions per cycle of a mix as in compiled code, all in the first cache and with few dependences; `None`
+    /// where no such loop exists. Other threads of the core take their part.
     pub instr_per_cycle: Option<Estimate>,
-    /// Instructions among which two misses overlap; `None` where no such loop exists. Some cores give half of it to each of two
-    /// threads.
+    /// Instructions among which two misses overlap; `None` where no such loop exists. Some cores give half of it to
+    /// each of two threads.
     pub window_instr: Option<Estimate>,
     /// Time from a mispredicted branch to the first instruction of the right path.
     pub mispredict_ns: Estimate,
@@ -375,8 +376,8 @@ impl Sampler {
             (1.0, true)
         };
         if let TimedLoop::Walk { bytes, .. } = timed_loop {
-            // The walk must find at first what it will find later: each line once or twice, but for no longer than a few samples. In
-            // a pause of some ms, what runs beside this guest on the same core may empty its caches.
+            // The walk must find at first what it will find later: each line once or twice, but for no longer than a
+            // few samples. In a pause of some ms, what runs beside this guest on the same core may empty its caches.
             self.seed += 1;
             self.buffer
                 .walk::<8>(bytes, (bytes / 256).min(60_000), self.seed);
@@ -847,7 +848,8 @@ struct Latencies {
 }
 
 impl Latencies {
-    /// Returns the size over which a walk misses nearly always, but needs little more address translation than programs do.
+    /// Returns the size over which a walk misses nearly always, but needs little more address translation than programs
+    /// do.
     fn memory_bytes(&self, largest_bytes: u64) -> u64 {
         let Some(fit) = self.fit else {
             return largest_bytes;
@@ -958,8 +960,8 @@ fn measure_latencies(
     })
 }
 
-/// Returns the bandwidth of streams on all of these CPUs at once; `None` with fewer than two, or if threads were kept from
-/// running.
+/// Returns the bandwidth of streams on all of these CPUs at once; `None` with fewer than two, or if threads were kept
+/// from running.
 fn stream_together(
     cpus: &[CpuId],
     bytes: u64,
@@ -1030,8 +1032,8 @@ pub fn is_filled_by_others(owned_bytes: f64, shown_bytes: u64) -> bool {
 /// Rounds of streams over parts of the shared cache.
 const POOL_ROUNDS: usize = 11;
 
-/// Measures the size from which on a stream over the same lines again and again misses the shared cache, with what neighbors fill
-/// during a pass: [`analysis::pool_bytes`].
+/// Measures the size from which on a stream over the same lines again and again misses the shared cache, with what
+/// neighbors fill during a pass: [`analysis::pool_bytes`].
 fn measure_pool(
     sampler: &mut Sampler,
     part: &MeasuredPart<'_>,
@@ -1112,8 +1114,8 @@ fn measure_private_lifetime(
     )
 }
 
-/// Measures the time after which half of a working set costs `lost_ns` a line; `None` if it stays for longer than the longest
-/// pause.
+/// Measures the time after which half of a working set costs `lost_ns` a line; `None` if it stays for longer than the
+/// longest pause.
 fn measure_lifetime(
     sampler: &mut Sampler,
     walk_bytes: u64,

@@ -1,12 +1,12 @@
 //! Whether two CPUs share a cache, by lines that one of them has just read.
 //!
-//! Problem: a hypervisor tells its guest which CPUs share a cache, and some tell what is not so, for example one cache for
-//! all CPUs of a guest that runs on several, or one for each CPU; placement by such a list moves programs for nothing.
-//! A round trip of a line between two CPUs (ping-pong) does not decide it: on a guest it takes 278 ns between CPUs that do
-//! share a cache. Method: one CPU reads lines that are in no cache, and the other one then walks them; the latency is that
-//! of the shared cache, or that of memory and other packages. For example, a guest walks lines from memory at 120 ns each,
-//! and lines that its other CPU has read at 26 ns. Properties: half of a private cache and a few ms per round, so that
-//! neighbors evict little meanwhile; x86-64 only, because nothing else here empties caches.
+//! Problem: a hypervisor tells its guest which CPUs share a cache, and some tell what is not so, for example one cache
+//! for all CPUs of a guest that runs on several, or one for each CPU; placement by such a list moves programs for
+//! nothing. A round trip of a line between two CPUs (ping-pong) does not decide it: on a guest it takes 278 ns between
+//! CPUs that do share a cache. Method: one CPU reads lines that are in no cache, and the other one then walks them; the
+//! latency is that of the shared cache, or that of memory and other packages. For example, a guest walks lines from
+//! memory at 120 ns each, and lines that its other CPU has read at 26 ns. Properties: half of a private cache and a few
+//! ms per round, so that neighbors evict little meanwhile; x86-64 only, because nothing else here empties caches.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -88,8 +88,8 @@ impl SharingCheck {
     }
 }
 
-/// Compares walks over the first `bytes` on this thread's CPU: of lines in no cache, and of lines that the other CPU has read.
-/// `None` where caches cannot be emptied.
+/// Compares walks over the first `bytes` on this thread's CPU: of lines in no cache, and of lines that the other CPU
+/// has read. `None` where caches cannot be emptied.
 pub(super) fn measure_sharing(
     buffer: &LineBuffer,
     bytes: u64,
@@ -182,8 +182,8 @@ mod tests {
         );
     }
 
-    /// Are a CPU's own lines, read a moment ago, never taken for lines of memory, nor their times for contradictions of a
-    /// list that says so?
+    /// Are a CPU's own lines, read a moment ago, never taken for lines of memory, nor their times for contradictions of
+    /// a list that says so?
     #[test]
     fn a_cpu_shares_a_cache_with_itself() {
         let allowed = PinnedThread::new(CpuId(0));

@@ -1,9 +1,9 @@
 //! The facilities of resctrl, one by one: each is usable, there but unusable, or absent.
 //!
 //! Problem: one file system has eight facilities, of which each processor has others, and what is missing shows as an
-//! unrelated error later: a group that cannot be created, a file without a number, ways whose lines vanish. Method: each
-//! facility is read on its own. A facility that others have used up is unusable, and the check names who holds it; ways
-//! that devices fill are compared with the masks of all groups. Property: read-only.
+//! unrelated error later: a group that cannot be created, a file without a number, ways whose lines vanish. Method:
+//! each facility is read on its own. A facility that others have used up is unusable, and the check names who holds it;
+//! ways that devices fill are compared with the masks of all groups. Property: read-only.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -2,11 +2,11 @@
 //!
 //! Problem: services that always run together cannot be separated by watching them. Method: while a row runs, all
 //! managed threads of the cache that are not in it wait as idle tasks. An idle task still gets a CPU that no other task
-//! wants, so a thread of ours with low weight spins on each CPU of the cache; a task of the row loses at most a tenth of
-//! its CPU to it. In a row with all tasks of the probe no thread waits: not one that was born since the request, nor one
-//! that inherited the idle policy from a waiting thread. Our threads then only keep the CPUs awake, and have the lowest
-//! weight. The tasks of the row stay where the kernel puts them. Properties: every change is journaled first; no thread is
-//! stopped; all threads are restored when the last row ends. The counts are of the row's tasks only.
+//! wants, so a thread of ours with low weight spins on each CPU of the cache; a task of the row loses at most a tenth
+//! of its CPU to it. In a row with all tasks of the probe no thread waits: not one that was born since the request, nor
+//! one that inherited the idle policy from a waiting thread. Our threads then only keep the CPUs awake, and have the
+//! lowest weight. The tasks of the row stay where the kernel puts them. Properties: every change is journaled first; no
+//! thread is stopped; all threads are restored when the last row ends. The counts are of the row's tasks only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -27,8 +27,8 @@ use crate::safety::restore::restore_inherited;
 use crate::sense::counters::RunningTotal;
 use crate::sense::probes::PinnedThread;
 
-/// Nice value of our threads while tasks wait: a tenth of the weight of an ordinary task, and forty times that of an idle
-/// one.
+/// Nice value of our threads while tasks wait: a tenth of the weight of an ordinary task, and forty times that of an
+/// idle one.
 const SPINNER_NICE: i32 = 10;
 /// Nice value while none waits: a seventieth of the weight of an ordinary task.
 const AWAKE_NICE: i32 = 19;
@@ -73,8 +73,8 @@ impl RowPlacement {
     }
 
     /// Makes the threads of all tasks outside of the row wait, and the others run. `None` makes all run, and also the
-    /// threads that have inherited the policy of one that waited. Threads that have exited or that others have changed are
-    /// left alone.
+    /// threads that have inherited the policy of one that waited. Threads that have exited or that others have changed
+    /// are left alone.
     fn set_row(&self, kernel: &dyn Kernel, probe: &ProbeRequest, row: Option<&[TaskId]>) {
         for Participant {
             task,
@@ -109,8 +109,8 @@ impl RowPlacement {
                     },
                 )
             };
-            // The journal need not name the inheritors, because whoever restores the host finds them by their ancestors. One
-            // that cannot be restored here is restored after the window that lists it.
+            // The journal need not name the inheritors, because whoever restores the host finds them by their
+            // ancestors. One that cannot be restored here is restored after the window that lists it.
             drop(restore_inherited(
                 kernel,
                 &self.pausable_participants(probe).map(entry_of).collect(),
@@ -249,8 +249,8 @@ fn complete_rows_of(rows: &[Vec<TaskId>]) -> Vec<bool> {
     complete_rows(&rows.iter().map(Vec::as_slice).collect::<Vec<_>>())
 }
 
-/// Spins on a CPU at the nice value `nice` until `is_over` is set; returns the processor time. Without the right to lower the
-/// nice value again, the thread keeps the larger one.
+/// Spins on a CPU at the nice value `nice` until `is_over` is set; returns the processor time. Without the right to
+/// lower the nice value again, the thread keeps the larger one.
 fn spin_at_low_weight(cpu: CpuId, nice: &AtomicI32, is_over: &AtomicBool) -> u64 {
     let Ok(pinned) = PinnedThread::new(cpu) else {
         return 0;
@@ -431,8 +431,8 @@ mod tests {
         );
     }
 
-    /// Do children that a paused shell has started run in the row with all tasks, whereas a child that made itself an idle
-    /// task before the pause stays one?
+    /// Do children that a paused shell has started run in the row with all tasks, whereas a child that made itself an
+    /// idle task before the pause stays one?
     #[test]
     fn children_of_a_paused_program_run_in_a_row_with_all_tasks() {
         let host = LinuxHost::new("/");

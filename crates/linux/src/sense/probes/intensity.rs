@@ -53,8 +53,8 @@ pub fn wait_time(cache_bytes: Option<u64>) -> Duration {
     Duration::from_secs_f64((0.010 * cache_bytes / f64::from(32 << 20)).clamp(0.010, 0.100))
 }
 
-/// The samples of a bracket: whether the task runs, and whether the sample counts. Two off, one discarded while the task
-/// refills the cache, two on, one off.
+/// The samples of a bracket: whether the task runs, and whether the sample counts. Two off, one discarded while the
+/// task refills the cache, two on, one off.
 pub const BRACKET: [(bool, bool); 6] = [
     (false, true),
     (false, true),
@@ -154,8 +154,8 @@ impl PrimeProber {
         cycles_now() - start
     }
 
-    /// Primes, waits and reloads once, with the probed task running or kept away. The wait is spent on the processor: on a full machine, another program would
-    /// otherwise run here and cause the misses.
+    /// Primes, waits and reloads once, with the probed task running or kept away. The wait is spent on the processor:
+    /// on a full machine, another program would otherwise run here and cause the misses.
     pub fn sample(&mut self, wait: Duration, target_running: bool) -> PrimeProbeSample {
         let start = Instant::now();
         self.prime();

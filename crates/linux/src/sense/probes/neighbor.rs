@@ -1,7 +1,7 @@
 //! Calibrated neighbors, which take a known part of the cache, or of the bandwidth, from a program beside them.
 //!
-//! Cache pirating (Eklov et al., ICPP 2011): a thread that cycles over a footprint keeps it resident, so that the program
-//! beside it has the rest of the cache; how much that slows the program down is its sensitivity.
+//! Cache pirating (Eklov et al., ICPP 2011): a thread that cycles over a footprint keeps it resident, so that the
+//! program beside it has the rest of the cache; how much that slows the program down is its sensitivity.
 
 use std::time::{Duration, Instant};
 

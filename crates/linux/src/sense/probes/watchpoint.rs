@@ -126,8 +126,8 @@ pub struct WatchTarget<'a> {
     pub seed: u64,
 }
 
-/// Watches random words of one thread's process, [`DEBUG_REGISTERS`] at a time, until [`WatchTarget::max_samples`] words
-/// were touched or the deadline has passed.
+/// Watches random words of one thread's process, [`DEBUG_REGISTERS`] at a time, until [`WatchTarget::max_samples`]
+/// words were touched or the deadline has passed.
 ///
 /// # Errors
 /// The process has exited, has no writable memory, or may not be watched.

@@ -2,10 +2,10 @@
 //!
 //! Problem: data sharing between programs, and the frequency of their accesses, are visible in addresses only, and only
 //! hardware can sample these without slowing a program down. Method: the kernel describes both facilities in sysfs
-//! ([`find_facility`] reads their encodings there, so that a new model needs no new table); one event per thread, or per
-//! CPU if the kernel allows nothing else, writes samples into a ring ([`records`]) that is emptied a few times a second.
-//! Properties: no thread is stopped or moved; samples of other programs, of the kernel, and without an address are left
-//! out and counted; if the host has neither facility, [`find_facility`] reports this.
+//! ([`find_facility`] reads their encodings there, so that a new model needs no new table); one event per thread, or
+//! per CPU if the kernel allows nothing else, writes samples into a ring ([`records`]) that is emptied a few times a
+//! second. Properties: no thread is stopped or moved; samples of other programs, of the kernel, and without an address
+//! are left out and counted; if the host has neither facility, [`find_facility`] reports this.
 
 pub mod records;
 pub(crate) mod ring;

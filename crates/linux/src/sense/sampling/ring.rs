@@ -35,8 +35,8 @@ impl SampleRing {
             .map
             .start()
             .cast::<perf::bindings::perf_event_mmap_page>();
-        // SAFETY: the control page lives as long as the mapping. The head is written by the kernel and read with acquire
-        // order, so that the records before it are whole; the tail is ours, and the kernel reads it.
+        // SAFETY: the control page lives as long as the mapping. The head is written by the kernel and read with
+        // acquire order, so that the records before it are whole; the tail is ours, and the kernel reads it.
         let (head, tail) = unsafe {
             (
                 &*ptr::addr_of!((*control).data_head).cast::<AtomicU64>(),

@@ -1,9 +1,9 @@
 //! Threads of large processes that have not run for a while.
 //!
 //! Problem: of a server's ten thousand threads only a few run, but every stage of the loop costs time for each task.
-//! Method: a thread of a large process that does not run is set aside. It is no task, but its identity and its times are
-//! kept. Property: the refresh that finds that it has run makes it a task with a new id; when it is set aside again, the
-//! task counts as exited. Its originals stay in the journal.
+//! Method: a thread of a large process that does not run is set aside. It is no task, but its identity and its times
+//! are kept. Property: the refresh that finds that it has run makes it a task with a new id; when it is set aside
+//! again, the task counts as exited. Its originals stay in the journal.
 
 use std::collections::{BTreeMap, BTreeSet};
 

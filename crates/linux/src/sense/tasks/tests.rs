@@ -174,8 +174,8 @@ fn live_tids(tasks: &TaskTable) -> Vec<i32> {
         .collect()
 }
 
-/// Are the idle threads of a large process counted but no tasks, does one that runs become a task with the time since it
-/// was idle, and does it leave again after a rest, alive?
+/// Are the idle threads of a large process counted but no tasks, does one that runs become a task with the time since
+/// it was idle, and does it leave again after a rest, alive?
 #[test]
 fn only_the_threads_that_ran_in_a_large_process_become_tasks() {
     let (host, mut tasks) = crowd();

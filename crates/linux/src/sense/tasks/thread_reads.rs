@@ -142,7 +142,8 @@ impl TaskTable {
         }
     }
 
-    /// Reads the threads of a large process that are new or ran last, and others until its processor time is accounted for.
+    /// Reads the threads of a large process that are new or ran last, and others until its processor time is accounted
+    /// for.
     fn read_active_threads(
         &mut self,
         kernel: &dyn Kernel,
@@ -223,8 +224,8 @@ impl TaskTable {
         }
     }
 
-    /// Reads one thread of a large process, and returns its processor time since it was read before. `task` is its key if
-    /// it is a task.
+    /// Reads one thread of a large process, and returns its processor time since it was read before. `task` is its key
+    /// if it is a task.
     fn reread_thread(
         &mut self,
         kernel: &dyn Kernel,
@@ -409,8 +410,8 @@ impl TaskTable {
         task.last_cpu = Some(CpuId(stat.cpu));
         task.cpu = task.last_cpu.filter(|_| stat.state == 'R');
         let previous_usage = task.usage;
-        // A thread that has not run since the last refresh has made no calls either. Calls are a measure of speed only for
-        // a thread that wants a processor most of the time.
+        // A thread that has not run since the last refresh has made no calls either. Calls are a measure of speed only
+        // for a thread that wants a processor most of the time.
         let has_slept = ran_ns.is_some() && previous_usage.ran_ns == ran_ns;
         let count_since = |now: Option<u64>, earlier: Option<u64>| {
             now.unwrap_or(0).saturating_sub(earlier.unwrap_or(0))

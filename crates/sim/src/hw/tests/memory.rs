@@ -136,7 +136,8 @@ fn streams_saturate_at_the_configured_memory_bandwidth() {
     );
 }
 
-/// Without a store buffer, does each store that misses cost a latency as each load does, and with one only the full buffer?
+/// Without a store buffer, does each store that misses cost a latency as each load does, and with one only the full
+/// buffer?
 #[test]
 fn stores_that_miss_block_without_a_buffer() {
     let cycles_per_line = |store_buffer: u32, access: fn(u64, u32) -> Access| {
@@ -369,7 +370,8 @@ fn reads_in_flight_stay_in_order() {
     );
 }
 
-/// Does a next-line prefetcher hide the latency of a stream as a stride prefetcher does, and of steps of three lines nothing?
+/// Does a next-line prefetcher hide the latency of a stream as a stride prefetcher does, and of steps of three lines
+/// nothing?
 #[test]
 fn a_next_line_prefetcher_follows_steps_of_one_line() {
     let cycles_per_load = |prefetcher: PrefetcherSpec, step_lines: u64| {

@@ -538,8 +538,8 @@ fn srrip_misses_equal_an_independent_model() {
     }
 }
 
-/// Does a working set that is hit between scans survive them under SRRIP, and does a part of a cycle that exceeds the cache
-/// stay under DRRIP, where LRU loses all of both?
+/// Does a working set that is hit between scans survive them under SRRIP, and does a part of a cycle that exceeds the
+/// cache stay under DRRIP, where LRU loses all of both?
 #[test]
 fn predictions_keep_what_lru_loses_to_scans_and_cycles() {
     let (sets, ways) = (128u64, 8u32);

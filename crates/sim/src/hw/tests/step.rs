@@ -359,8 +359,8 @@ fn load_threads(hw: &mut Hardware, dice: &mut TestRng) {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
-    /// Do the engine compiled for a kind of core, the general engine and the slow path leave every counter and every line
-    /// in the same state, including stops in between?
+    /// Do the engine compiled for a kind of core, the general engine and the slow path leave every counter and every
+    /// line in the same state, including stops in between?
     #[test]
     fn compiled_general_and_slow_engines_leave_the_same_state(spec in machine_strategy(), seed in any::<u64>()) {
         let run_engine = |general: bool, step_by_step: bool| {

@@ -2,9 +2,9 @@
 //!
 //! An interval begins when exactly the requested tasks are on processors below the cache, after the settling time. It
 //! ends when any of them leaves, when enough has been collected, or with the window. With `boost`, the machine brings
-//! each row together in turn. Each of its tasks gets a CPU, regardless of its affinity in the plan. Otherwise, a plan that
-//! has just put the intensive tasks on one CPU would end the measurement. The other CPUs of the cache idle. This is
-//! stronger than CASC's raised priorities, which wait for rows to occur; without `boost`, the machine waits as well.
+//! each row together in turn. Each of its tasks gets a CPU, regardless of its affinity in the plan. Otherwise, a plan
+//! that has just put the intensive tasks on one CPU would end the measurement. The other CPUs of the cache idle. This
+//! is stronger than CASC's raised priorities, which wait for rows to occur; without `boost`, the machine waits as well.
 
 use cachemate_core::{
     CacheId, CacheLevel, CounterEvent, CpuSet, EventCounts, ProbeEvidence, ProbeId, ProbeKind,

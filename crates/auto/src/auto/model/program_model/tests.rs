@@ -53,6 +53,17 @@ fn program_far(misses: impl Fn(f64) -> f64, memory: MemoryDistance) -> ProgramMo
     ProgramModel::from_inputs(&inputs).unwrap()
 }
 
+fn counted(bytes: f64, misses_per_instr: f64) -> CountedSize {
+    CountedSize {
+        bytes,
+        misses_per_instr,
+    }
+}
+
+fn bounds(below: f64, above: f64) -> ErrorBounds {
+    ErrorBounds { below, above }
+}
+
 /// A program whose references are to equally probable lines.
 pub fn uniform_program(bytes: f64, per_instr: f64) -> ProgramModel {
     program_fixture(|bytes_held| per_instr * (1.0 - bytes_held / bytes).max(0.0))
@@ -92,7 +103,7 @@ fn misses_imply_the_occupancy() {
     assert_eq!(program.real_occupancy(0.0, CACHE), 0.0);
     let mut stream = super::tests::program_fixture(|_| 0.01);
     stream.calibrate(0.25 * CACHE, CACHE, 0.02);
-    assert_eq!(stream.occupancy_odds, 1.0);
+    assert_eq!(stream.odds_ratio, 1.0);
 }
 
 /// Does a count below all values of a curve contradict it, while one that less space explains does not?
@@ -111,12 +122,12 @@ fn a_curve_of_other_work_is_contradicted() {
 #[test]
 fn a_curve_passes_through_counts() {
     let mut program = program_fixture(|bytes| if bytes < 0.2 * CACHE { 0.02 } else { 0.002 });
-    program.pass_through(&[(0.25 * CACHE, 0.012), (0.5 * CACHE, 0.006)]);
+    program.pass_through(&[counted(0.25 * CACHE, 0.012), counted(0.5 * CACHE, 0.006)]);
     let misses_at = |share: f64| program.misses_at(share * CACHE);
     assert!((misses_at(0.25) - 0.012).abs() < 1e-9 && (misses_at(0.5) - 0.006).abs() < 1e-9);
     assert!((misses_at(0.375) - 0.009).abs() < 1e-9 && misses_at(0.1) > 0.029);
     assert!(misses_at(1.0) <= 0.006);
-    assert_eq!(program.curve.errors[STEPS / 2], (0.0, 0.0));
+    assert_eq!(program.curve.errors[STEPS / 2], ErrorBounds::NONE);
     let reach = program.clone();
     program.pass_through(&[]);
     assert_eq!(program, reach);
@@ -130,8 +141,8 @@ fn a_counted_size_separates_the_errors_on_its_two_sides() {
         .curve
         .errors
         .iter_mut()
-        .for_each(|error| *error = (0.002, 0.002));
-    program.pass_through(&[(0.5 * CACHE, 0.012)]);
+        .for_each(|error| *error = bounds(0.002, 0.002));
+    program.pass_through(&[counted(0.5 * CACHE, 0.012)]);
     for (counted_share, other_side) in [(0.25, STEPS / 2..=STEPS), (0.75, 0..=STEPS / 2)] {
         let before = program.curve.misses.clone();
         program.shift_within_error(
@@ -146,8 +157,8 @@ fn a_counted_size_separates_the_errors_on_its_two_sides() {
     }
 }
 
-/// Where the log did not reach, so that the curve's error is large, does a count within the log's reach move the curve by
-/// no more than it differs?
+/// Where the log did not reach, so that the curve's error is large, does a count within the log's reach move the curve
+/// by no more than it differs?
 #[test]
 fn a_count_moves_no_point_by_more_than_its_difference() {
     let mut program = program_fixture(|bytes| 0.02 * (1.0 - 0.9 * bytes / CACHE));
@@ -156,9 +167,9 @@ fn a_count_moves_no_point_by_more_than_its_difference() {
     let curve = &mut program.curve;
     for (step, (rate, error)) in curve.misses.iter().zip(&mut curve.errors).enumerate() {
         *error = if step > reach_step {
-            (*rate, rate_at_reach - *rate)
+            bounds(*rate, rate_at_reach - *rate)
         } else {
-            (0.0005, 0.0005)
+            bounds(0.0005, 0.0005)
         };
     }
 
@@ -184,7 +195,8 @@ fn unlogged_misses_may_depend_on_space() {
     program.calibrate(0.5 * CACHE, CACHE, 0.03);
     assert!((program.misses_at(0.5 * CACHE) - 0.03).abs() < 1e-6);
     let (shifted, scaled) = (0.001 + 0.03 - 0.0055, 0.001 * 0.03 / 0.0055);
-    let (rate, (below, above)) = (program.misses_at(CACHE), program.curve.errors[STEPS]);
+    let rate = program.misses_at(CACHE);
+    let ErrorBounds { below, above } = program.curve.errors[STEPS];
     assert!((rate - 0.5 * (shifted + scaled)).abs() < 1e-6, "{rate}");
     assert!(
         rate - below < scaled + 1e-6 && rate + above > shifted - 1e-6,
@@ -209,7 +221,7 @@ fn a_curve_is_corrected_beyond_the_reach_of_its_log() {
     let mut calibrated = program_fixture(logged);
     for step in 0..=STEPS {
         if step as f64 * calibrated.step_bytes > known_bytes {
-            calibrated.curve.errors[step] = (
+            calibrated.curve.errors[step] = bounds(
                 calibrated.curve.misses[step],
                 truth.misses_at(known_bytes) - calibrated.curve.misses[step],
             );
@@ -226,7 +238,7 @@ fn a_curve_is_corrected_beyond_the_reach_of_its_log() {
     assert!(
         (calibrated.misses_at(0.25 * CACHE) / truth.misses_at(0.25 * CACHE) - 1.0).abs() < 0.02
     );
-    assert_eq!(calibrated.occupancy_odds, 1.0);
+    assert_eq!(calibrated.odds_ratio, 1.0);
 }
 
 /// If more misses are counted than the curve beyond the reach of its log predicts, is a program with less space
@@ -244,7 +256,7 @@ fn a_stream_misses_as_often_with_less_space() {
     let mut calibrated = program_fixture(logged);
     for step in 0..=STEPS {
         if step as f64 * calibrated.step_bytes > reach {
-            calibrated.curve.errors[step] = (
+            calibrated.curve.errors[step] = bounds(
                 calibrated.curve.misses[step],
                 0.06 - calibrated.curve.misses[step],
             );
@@ -259,7 +271,7 @@ fn a_stream_misses_as_often_with_less_space() {
         calibrated.misses_at(0.05 * CACHE) > 0.059,
         "what the log reached stays"
     );
-    assert_eq!(calibrated.occupancy_odds, 1.0);
+    assert_eq!(calibrated.odds_ratio, 1.0);
 }
 
 /// Do cycles follow from the measurements, and does a task without a cost of misses have no model?
@@ -267,8 +279,8 @@ fn a_stream_misses_as_often_with_less_space() {
 fn cycles_follow_from_the_measurements() {
     let program = uniform_program(2_097_152.0, 0.02);
     assert!((program.solo_cycles(CACHE) - 1.0).abs() < 1e-9);
-    assert!((program.cycles_per_instr_at(1_048_576.0, 0.0, 0.0) - 2.0).abs() < 1e-6);
-    assert!((program.cycles_per_instr_at(1_048_576.0, 50.0, 0.0) - 2.5).abs() < 1e-6);
+    assert!((program.cycles_with_bytes(1_048_576.0, 0.0, 0.0) - 2.0).abs() < 1e-6);
+    assert!((program.cycles_with_bytes(1_048_576.0, 50.0, 0.0) - 2.5).abs() < 1e-6);
     let profile = Profile::default();
     let speed = ObservedSpeed::default();
     let inputs = inputs_of(&profile, speed, Some(100.0), MemoryDistance::default());
@@ -342,8 +354,8 @@ fn the_cost_of_a_miss_is_split_by_node_distance() {
     // On the node of the measurement, the cost is the measured one.
     let (near_model, far_model) = (near_and_far(&[1.0, 2.0], 0), near_and_far(&[1.0, 2.0], 1));
     assert!(
-        (far_model.cycles_per_instr_at(CACHE, far_model.far_cycles(1), 0.0)
-            - near_model.cycles_per_instr_at(CACHE, 0.0, 0.0))
+        (far_model.cycles_with_bytes(CACHE, far_model.far_cycles(1), 0.0)
+            - near_model.cycles_with_bytes(CACHE, 0.0, 0.0))
         .abs()
             < 1e-9
     );

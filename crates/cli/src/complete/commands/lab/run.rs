@@ -32,9 +32,9 @@ const START_FAILURE_CODES: [u8; 2] = [126, 127];
 
 /// Run your own programs on a modeled machine: each alone, all together, and all together under a policy
 ///
-/// Every figure is that of a modeled machine. In each phase, programs are killed after --seconds of the guest's time. The
-/// slowdown compares user instructions per second with those of the program alone. Needs the lab's scripts, QEMU and a
-/// kernel from Debian packages (docs/lab.md).
+/// Every figure is that of a modeled machine. In each phase, programs are killed after --seconds of the guest's time.
+/// The slowdown compares user instructions per second with those of the program alone. Needs the lab's scripts, QEMU
+/// and a kernel from Debian packages (docs/lab.md).
 #[derive(Args)]
 pub struct LabRunArgs {
     /// Bundled machine (lab-2x16M, lab-vm, ...) or TOML file

@@ -1,6 +1,6 @@
-//! Snapshots of the checks on small trees. Those of Intel have the resources, numbers and groups of trees that goresctrl's
-//! tests recorded on real machines; those with assigned counters, `io_alloc`, slow memory and events of packages
-//! follow the kernel's documentation, because no recorded tree has these.
+//! Snapshots of the checks on small trees. Those of Intel have the resources, numbers and groups of trees that
+//! goresctrl's tests recorded on real machines; those with assigned counters, `io_alloc`, slow memory and events of
+//! packages follow the kernel's documentation, because no recorded tree has these.
 
 use super::*;
 use crate::act::resctrl;

@@ -49,10 +49,10 @@ use crate::curve::MissRateCurve;
 const DEPTH_STEPS: usize = 960;
 /// Maximum number of depth steps if lines compete with those of the same page offset only.
 const OFFSET_STEPS: usize = 8192;
-/// Share of the accesses from which they are enough at a depth that they are known to reach.
+/// Smallest share of accesses still at risk at which a depth counts as known.
 const MIN_AT_RISK_SHARE: f64 = 0.1;
-/// With a smaller share, the largest relative standard error of the survival at a known depth: two of them are the tenth by
-/// which a count may differ from a curve without contradicting it.
+/// Below that share, a depth counts only if two standard errors of its survival are within 10 %, by which a count may
+/// differ from a curve without contradicting it.
 const MAX_RELATIVE_ERROR: f64 = 0.05;
 /// Number of consecutive sections of a log that count as independent of one another. Reuses are clustered, so the error
 /// follows from the differences between sections (Lin and Wei 1989), and not only from the number of accesses at risk
@@ -80,14 +80,14 @@ pub struct SetGeometry {
 }
 
 impl SetGeometry {
-    /// Returns the number of groups of lines that never compete, because their offsets in the page differ.
+    /// Number of groups of lines that never compete, because their offsets in the page differ.
     fn offset_groups(self) -> u64 {
         self.page_lines.clamp(1, self.sets.max(1))
     }
 }
 
-/// Returns the misses per thousand instructions at each of the ascending sizes of a fully associative cache. `None` if
-/// the log contains no access by the program, or without sizes or instructions.
+/// Misses per thousand instructions at each of the ascending sizes of a fully associative cache. `None` if the log
+/// contains no access by the program, or without sizes or instructions.
 pub fn survival_curve(
     trace: &MissLog<'_>,
     counts: &LogCounts,
@@ -159,7 +159,7 @@ pub fn survival_curve_with_reach(
     ))
 }
 
-/// Returns the survival of accesses by the number of lines with the same offset in their page.
+/// Survival of accesses by the number of lines with the same offset in their page.
 fn survival_by_offset(
     lines: &[u64],
     demanded: &[bool],
@@ -244,8 +244,7 @@ struct SurvivalInCache {
 }
 
 impl SurvivalInCache {
-    /// Returns the share of the accesses that miss in so many lines, if all distances are longer by the factor
-    /// `stretch`.
+    /// Share of the accesses that miss in a cache of `lines` lines after all distances are scaled by `stretch`.
     fn miss_share(&self, lines: f64, stretch: f64) -> f64 {
         let Some(geometry) = self.geometry else {
             return self.survival.survival_at(lines / stretch);
@@ -266,7 +265,7 @@ impl SurvivalInCache {
         if ways == 0 || p >= 1.0 {
             return survival_after(f64::from(ways));
         }
-        // Probability that the line which falls into the set as the last of so many is the n-th one.
+        // Probability that the ways-th conflicting line is the n-th distinct line (negative binomial).
         let (ways, max_lines) = (
             f64::from(ways),
             self.survival.lines_per_step * self.survival.survival_by_step.len() as f64,
@@ -417,8 +416,8 @@ mod tests {
     fn curve_rates(curve: &MissRateCurve) -> Vec<f64> {
         curve.points().iter().map(|&(_, rate)| rate).collect()
     }
-    /// Returns a log of uniform accesses to `spread` lines, for which an LRU cache of s lines has a miss ratio of 1 -
-    /// s / spread.
+    /// A log of uniform accesses to `spread` lines, for which an LRU cache of s lines has a miss ratio of 1 - s /
+    /// spread.
     fn uniform_log(entries: usize, spread: u64, seed: u64) -> Vec<u64> {
         let mut random = SplitMix64::new(seed);
         (0..entries)

@@ -1,7 +1,7 @@
 //! Planning of `auto`'s probes within their cost limits.
 //!
-//! One ledger counts the processor time of all probes. A probe that stops its task waits until its cost is no more than
-//! the configured share of the time that the task has run, so short-lived tasks are never profiled. After the first
+//! One ledger counts the processor time of all probes. A task must first run long enough that a probe which stops it
+//! stays within the overhead budget, a share of its run time, so short-lived tasks are never profiled. After the first
 //! probe of each task, probes wait until all of them together have cost no more than that share of processor time. At
 //! most one probe that stops its task runs on a cache at a time. A task whose probe has no result in time is not probed
 //! again in the same phase. A trace that was too short for the largest cache is recorded once more with more entries, as

@@ -28,8 +28,8 @@ pub struct GangRotation {
 }
 
 impl GangRotation {
-    /// The same rotation with members in order, and the gang of the first member first. Otherwise a search could
-    /// replace a plan by an equal one, which restarts all turns.
+    /// Canonical order: members ascending, and the gang of the first member first. An equivalent rotation must compare
+    /// equal, or the scheduler restarts every turn.
     #[must_use]
     pub fn in_order(mut self) -> Self {
         self.gangs.iter_mut().for_each(|gang| gang.sort_unstable());

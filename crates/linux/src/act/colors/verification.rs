@@ -176,7 +176,7 @@ impl ColorVerification {
 }
 
 /// Tests every frame of the reference set once per round, until `max_time` has passed or the callback returns true.
-/// Returns the results by color.
+/// The results are in order of color.
 pub fn observe_colors(
     reference_set: &mut ReferenceSet,
     max_time: Duration,

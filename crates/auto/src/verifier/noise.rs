@@ -2,8 +2,8 @@
 //!
 //! Medians are compared, so that a pause in one window decides nothing. Their standard error comes from the spread of
 //! both series together. Correlated windows carry less information: with autocorrelation r, n windows are worth
-//! n (1 - r) / (1 + r) independent ones (Bartlett 1946; von Storch and Zwiers, Statistical Analysis in Climate Research,
-//! 6.6.8). The bound is Student's, because a spread from few windows is itself uncertain.
+//! n (1 - r) / (1 + r) independent ones (Bartlett 1946; von Storch and Zwiers, Statistical Analysis in Climate
+//! Research, 6.6.8). The bound is Student's, because a spread from few windows is itself uncertain.
 
 use cachemate_core::median;
 

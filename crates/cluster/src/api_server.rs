@@ -42,7 +42,7 @@ fn is_loopback(host: &str) -> bool {
 }
 
 impl ApiServer {
-    /// The server that a pod finds in its environment; an error names the variable or file that is missing.
+    /// The server that a pod finds in its environment; an error names the variable that is missing.
     pub fn in_cluster() -> anyhow::Result<Self> {
         let env_variable = |name: &str| {
             std::env::var(name).with_context(|| format!("{name}: not set; expected a pod"))

@@ -127,7 +127,7 @@ impl MissRateCurve {
         &self.points
     }
 
-    /// The points as a profile stores them, each with an interval of `half_width` to either side that ends at 0.
+    /// The points as a profile stores them, each with an interval of `half_width` to either side, but never below 0.
     pub fn to_profile_points(&self, half_width: f64) -> Vec<(u64, Estimate)> {
         let rate_interval = |rate: f64| Estimate {
             value: rate,
@@ -171,7 +171,6 @@ impl MissRateCurve {
         Some(rate_low + fraction * (rate_high - rate_low))
     }
 
-    /// Shifts the curve vertically so that it passes through a measured point (thesis 5.3.2), but never below 0.
     /// Shifts the curve vertically so that it passes through a measured point (thesis 5.3.2), but never below 0. The
     /// second value is the shift in misses per thousand instructions; `None` if the point lies outside the curve's
     /// sizes.

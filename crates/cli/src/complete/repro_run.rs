@@ -92,7 +92,7 @@ impl FormArgs {
     }
 }
 
-/// Of all threads of this process.
+/// All threads of this process count, ended ones too.
 pub fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
@@ -112,7 +112,7 @@ impl CostMeter {
         }
     }
 
-    /// Since the start.
+    /// Counted since the start.
     pub fn cpu_seconds(&self) -> f64 {
         cpu_seconds() - self.cpu_seconds
     }

@@ -783,7 +783,7 @@ fn measured_clock(sampler: &Sampler) -> Option<Estimate> {
     Some(scaled(ns, |ns| MULTIPLICATION_CYCLES / ns * 1e9))
 }
 
-/// Of [`instruction_mix`]; `None` on processors other than x86-64.
+/// Measured on [`instruction_mix`]; `None` on processors other than x86-64.
 fn measured_instr_per_cycle(sampler: &Sampler) -> Option<Estimate> {
     let hertz = measured_clock(sampler)?.value;
     let ns = sampler.time_of(TimedLoop::InstructionMix);

@@ -37,7 +37,9 @@ use self::model::decided_plan::DecidedPlan;
 use self::model::forecast::forecast;
 use self::model::layout::SiteLayout;
 pub use self::model::score::PlanObjective;
-use self::model::search_input::{SEARCH_INTERVAL_WINDOWS, SearchHistory, SearchInput, task_stamp};
+use self::model::search_input::{
+    SEARCH_INTERVAL_WINDOWS, SearchHistory, SearchInput, searched_tasks,
+};
 use self::proposal::{PlanFinder, Proposal};
 use self::service_confinement::ServiceConfinements;
 
@@ -195,7 +197,7 @@ enum ChangeOrigin {
 #[derive(Default)]
 struct PartitionClimb {
     /// Layouts that a step has improved.
-    beaten_layouts: Vec<SiteLayout>,
+    superseded_layouts: Vec<SiteLayout>,
     /// Number of failures since the last step that was kept, and since the last plan.
     failed_steps: u32,
     halvings: u32,
@@ -217,7 +219,7 @@ impl PartitionClimb {
 
     /// Begins at other partitions or in another phase.
     fn restart(&mut self) {
-        self.beaten_layouts.clear();
+        self.superseded_layouts.clear();
         (self.failed_steps, self.halvings) = (0, 0);
     }
 
@@ -247,7 +249,7 @@ impl PartitionClimb {
         }
 
         if is_kept {
-            self.beaten_layouts.push(change.layout_before);
+            self.superseded_layouts.push(change.layout_before);
         }
     }
 }
@@ -466,15 +468,15 @@ impl Auto {
             return None;
         }
 
-        let stamp = task_stamp(view, &self.evidence.curves);
+        let tasks = searched_tasks(view, &self.evidence.curves);
         // Without the sites of the last search, its results describe another machine.
         let last_results = self.searches.last_results.as_ref();
         let is_same_machine =
             last_results.is_none_or(|results| results.problem.sites == self.evidence.sites);
-        if is_same_machine && !self.searches.is_outdated(&stamp, window) {
+        if is_same_machine && !self.searches.is_outdated(&tasks, window) {
             return self.search_step(view, plan, reasons);
         }
-        self.searches.record_start(stamp, window);
+        self.searches.record_start(tasks, window);
         self.search_plan(view, plan, reasons)
     }
 
@@ -549,9 +551,9 @@ impl Auto {
         }
         let input = self.searches.last_results.as_ref()?;
         let max_units = self.partition_climb.max_step_units()?;
-        let beaten_layouts = &self.partition_climb.beaten_layouts;
+        let superseded_layouts = &self.partition_climb.superseded_layouts;
         let finder = self.build_finder(view, plan);
-        let step = finder.find_step(input, beaten_layouts, max_units)?;
+        let step = finder.find_step(input, superseded_layouts, max_units)?;
         let text = format!(
             "units are moved between partitions: {:+.1} % forecast",
             100.0 * step.gain
@@ -755,6 +757,7 @@ pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, Para
 #[cfg(test)]
 mod tests {
     use super::*;
+    use super::model::search_input::SearchedTask;
     use cachemate_core::test_support::{
         NullPredictor, ViewFixture, capabilities_fixture, last_level_caches, observation_fixture,
     };
@@ -864,9 +867,13 @@ mod tests {
             assert_eq!(decided_plan.shares, plan.shares, "in window {window}");
             plan = decided_plan;
         }
-        let stamp = vec![(TaskId(0), 1, false), (TaskId(1), 0, false)];
+        let tasks = [(TaskId(0), 1), (TaskId(1), 0)].map(|(task, phase_number)| SearchedTask {
+            task,
+            phase_number,
+            has_curve: false,
+        });
         assert!(
-            !policy.searches.is_outdated(&stamp, 2 * PATIENCE_WINDOWS),
+            !policy.searches.is_outdated(&tasks, 2 * PATIENCE_WINDOWS),
             "a search began"
         );
     }
@@ -888,8 +895,8 @@ mod tests {
             change(window, &mut fixture);
             fixture.decide(&mut policy, &NullPredictor);
             let view = fixture.view(&NullPredictor);
-            let stamp = task_stamp(&view, &policy.evidence.curves);
-            !policy.searches.is_outdated(&stamp, window)
+            let tasks = searched_tasks(&view, &policy.evidence.curves);
+            !policy.searches.is_outdated(&tasks, window)
         })
     }
 

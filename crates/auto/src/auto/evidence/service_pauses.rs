@@ -45,7 +45,7 @@ impl ServicePauses {
     }
 
     /// The probe that pauses the next service; `None` if none is due.
-    pub fn next_pause(&mut self, view: &View<'_>, is_paid: bool, now_ns: u64) -> Option<ProbeKind> {
+    pub fn next_pause(&mut self, view: &View<'_>, is_within_budget: bool, now_ns: u64) -> Option<ProbeKind> {
         self.paused_ns
             .retain(|_, paused_ns| now_ns.saturating_sub(*paused_ns) < REPEAT_NS);
         let can_pause = [Ability::ProbeFromOutside, Ability::Gangs]
@@ -53,7 +53,7 @@ impl ServicePauses {
             .all(|a| view.capabilities.has_ability(*a));
         if !can_pause
             || !view.live_tasks().any(is_promised)
-            || !(is_paid || self.paused_ns.len() < INITIAL_PAUSES)
+            || !(is_within_budget || self.paused_ns.len() < INITIAL_PAUSES)
         {
             return None;
         }
@@ -170,7 +170,7 @@ mod tests {
         });
         let view = fixture.view(&NullPredictor);
         let mut pauses = ServicePauses::default();
-        let mut paused_task = |is_paid, now_ns| match pauses.next_pause(&view, is_paid, now_ns)? {
+        let mut paused_task = |is_within_budget, now_ns| match pauses.next_pause(&view, is_within_budget, now_ns)? {
             ProbeKind::CoRunRows { rows, .. } => {
                 assert!(
                     rows[ROWS..].iter().all(|row| row.len() == 6),

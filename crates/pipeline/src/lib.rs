@@ -31,8 +31,8 @@ mod standard;
 
 use cachemate_auto::verifier::Verifier;
 use cachemate_core::{
-    ControlLoop, ControlLoopError, Machine, Observation, PipelineConfig, Policy,
-    PolicyConfig, ProfileRecall, Profiler, ProfilerConfig, Profiles, RunHeader, WindowRecord,
+    ControlLoop, ControlLoopError, Machine, Observation, PipelineConfig, Policy, PolicyConfig,
+    ProfileRecall, Profiler, ProfilerConfig, Profiles, RunHeader, WindowRecord,
 };
 use cachemate_papers::policies::{PolicyError, PolicyRegistry};
 use cachemate_papers::reference_predictor::ReferencePredictor;

@@ -756,8 +756,8 @@ pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, Para
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use super::model::search_input::SearchedTask;
+    use super::*;
     use cachemate_core::test_support::{
         NullPredictor, ViewFixture, capabilities_fixture, last_level_caches, observation_fixture,
     };
@@ -767,6 +767,14 @@ mod tests {
         ProcessId, Profile, Profiles, ShareMember, TaskId, Units, Verdicts,
     };
     use cachemate_locality::profilers::AVERAGED;
+
+    fn searched_task(id: u32, phase_number: u32, has_curve: bool) -> SearchedTask {
+        SearchedTask {
+            task: TaskId(id),
+            phase_number,
+            has_curve,
+        }
+    }
 
     /// Two counted tasks that run all the time.
     fn window_fixture(window: u64) -> Observation {
@@ -839,9 +847,10 @@ mod tests {
     fn partitions_outlast_a_change_of_phase() {
         let plan = divided_plan(&[0, 1]);
         let mut policy = Auto::new(Parameters::default(), 1);
-        policy
-            .searches
-            .record_start(vec![(TaskId(0), 0, true), (TaskId(1), 0, true)], 1);
+        policy.searches.record_start(
+            vec![searched_task(0, 0, true), searched_task(1, 0, true)],
+            1,
+        );
         assert_eq!(
             decide_window(&mut policy, window_fixture(2), &plan, &())
                 .plan
@@ -867,11 +876,7 @@ mod tests {
             assert_eq!(decided_plan.shares, plan.shares, "in window {window}");
             plan = decided_plan;
         }
-        let tasks = [(TaskId(0), 1), (TaskId(1), 0)].map(|(task, phase_number)| SearchedTask {
-            task,
-            phase_number,
-            has_curve: false,
-        });
+        let tasks = [searched_task(0, 1, false), searched_task(1, 0, false)];
         assert!(
             !policy.searches.is_outdated(&tasks, 2 * PATIENCE_WINDOWS),
             "a search began"

@@ -269,8 +269,7 @@ impl PlanSearch<'_> {
             .set(remaining_budget / budget_divisor.max(1));
         let outcome = search(self);
         self.score_budget.set(
-            remaining_budget - remaining_budget / budget_divisor.max(1)
-                + self.score_budget.get(),
+            remaining_budget - remaining_budget / budget_divisor.max(1) + self.score_budget.get(),
         );
         outcome
     }
@@ -424,11 +423,7 @@ mod tests {
         let candidates = search.find_candidates(&BTreeMap::new(), None);
         let comparator = search.comparator;
         let best = comparator.best_of(&candidates).unwrap();
-        (
-            candidates[0].score,
-            best.score,
-            search.score_budget.get(),
-        )
+        (candidates[0].score, best.score, search.score_budget.get())
     }
 
     fn all_mechanisms() -> AllowedMechanisms {
@@ -498,7 +493,8 @@ mod tests {
         let pair = [0, 2];
         let parted = |problem: &PlanningProblem| {
             let score_cache = ScoreCache::new(problem);
-            let mut search = PlanSearch::with_effort(problem, &score_cache, all_mechanisms(), 2_000);
+            let mut search =
+                PlanSearch::with_effort(problem, &score_cache, all_mechanisms(), 2_000);
             let candidates = search.find_candidates(&BTreeMap::new(), None);
             candidates
                 .iter()
@@ -523,7 +519,7 @@ mod tests {
             .tasks
             .iter_mut()
             .enumerate()
-            .for_each(|(index, problem_task)| scene_task.last_site = Some(index / 4));
+            .for_each(|(index, problem_task)| problem_task.last_site = Some(index / 4));
         problem.tasks[1].program = None;
         let count_same = |problem: &PlanningProblem| {
             let mut current_layout = SiteLayout::without_partitions(
@@ -540,7 +536,8 @@ mod tests {
                 units: 5,
             }];
             let score_cache = ScoreCache::new(problem);
-            let mut search = PlanSearch::with_effort(problem, &score_cache, all_mechanisms(), 2_000);
+            let mut search =
+                PlanSearch::with_effort(problem, &score_cache, all_mechanisms(), 2_000);
             let candidates = search.find_candidates(&BTreeMap::new(), Some(current_layout.clone()));
             let on_first = |layout: &SiteLayout| {
                 layout

@@ -233,8 +233,11 @@ impl TaskEvidence {
         let is_split = |(sample, _): &(&TaskSample, usize)| {
             process_sites[&sample.process].1 && has_remote_stalls(sample)
         };
-        self.split_tasks
-            .extend(sited_samples().filter(is_split).map(|(sample, _)| sample.task));
+        self.split_tasks.extend(
+            sited_samples()
+                .filter(is_split)
+                .map(|(sample, _)| sample.task),
+        );
     }
 }
 

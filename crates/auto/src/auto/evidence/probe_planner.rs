@@ -208,7 +208,11 @@ impl ProbePlanner {
             }
         }
 
-        if let Some(open) = self.exclusive_probe.take().filter(|open| is_awaited(view, open)) {
+        if let Some(open) = self
+            .exclusive_probe
+            .take()
+            .filter(|open| is_awaited(view, open))
+        {
             self.service_pauses.withdraw();
             if let ProbeKind::CoRunRows { rows, .. } = &open.0.kind
                 && let [[task], ..] = rows.iter().map(Vec::as_slice).collect::<Vec<_>>()[..]
@@ -272,7 +276,10 @@ impl ProbePlanner {
         limits: &ProbeLimits,
         now_ns: u64,
     ) -> Option<ProbeRequest> {
-        self.exclusive_probe = self.exclusive_probe.take().filter(|open| is_awaited(view, open));
+        self.exclusive_probe = self
+            .exclusive_probe
+            .take()
+            .filter(|open| is_awaited(view, open));
         if let Some((probe, _)) = &self.exclusive_probe {
             return Some(probe.clone());
         }
@@ -284,7 +291,10 @@ impl ProbePlanner {
             .or_else(|| {
                 limits
                     .may_pause_services
-                    .then(|| self.service_pauses.next_pause(view, is_within_budget, now_ns))
+                    .then(|| {
+                        self.service_pauses
+                            .next_pause(view, is_within_budget, now_ns)
+                    })
                     .flatten()
             })?;
         let probe = self.build_request(kind, ANSWER_TIMEOUT_NS);
@@ -445,9 +455,8 @@ impl ProbePlanner {
         let earlier_probe = self.probes_by_task.get(&sample.task);
         match need {
             CurveNeed::Continued => true,
-            CurveNeed::First => {
-                earlier_probe.is_none_or(|earlier_probe| earlier_probe.phase != phase && is_within_budget)
-            }
+            CurveNeed::First => earlier_probe
+                .is_none_or(|earlier_probe| earlier_probe.phase != phase && is_within_budget),
             CurveNeed::Longer => is_within_budget,
         }
     }

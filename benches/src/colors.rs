@@ -240,7 +240,7 @@ fn measure_partition(
                 &|| colored_stream.read_work(),
             ],
         );
-        let arms = sample_arms(
+        let samples = sample_arms(
             bench_host,
             (&victim, &colored_victim),
             (&stream, &colored_stream),
@@ -249,7 +249,7 @@ fn measure_partition(
             bytes,
             min_colored_share,
             max_plain_share,
-            &arms,
+            &samples,
         ));
         for (name, actor) in [
             ("victim", &mut colored_victim),
@@ -291,16 +291,21 @@ fn wait_until_warm(bench_host: &BenchHost, work_readers: &[&dyn Fn() -> u64]) {
     }
 }
 
-/// Rates of the victim: alone on ordinary frames, alone on colors, beside the stream on ordinary frames, and beside
-/// it on colors. Only samples during which the CPUs shared a last-level cache are included.
-type ColorArms = [Vec<f64>; 4];
+/// The measured samples of the victim, of which only those count during which the CPUs shared a last-level cache.
+#[derive(Default)]
+struct ArmSamples {
+    /// Rates alone on ordinary frames, alone on colors, beside the stream on ordinary frames, and beside it on colors.
+    rates_by_arm: [Vec<f64>; 4],
+    /// Samples that were left out.
+    dropped_count: usize,
+}
 
 fn sample_arms(
     bench_host: &BenchHost,
     victims: (&Actor, &ColoredRun),
     streams: (&Actor, &ColoredRun),
-) -> (ColorArms, usize) {
-    let (mut arms, mut dropped_count) = (ColorArms::default(), 0);
+) -> ArmSamples {
+    let mut samples = ArmSamples::default();
     let run_all = |is_running: bool| {
         [victims.0, streams.0]
             .into_iter()
@@ -310,7 +315,8 @@ fn sample_arms(
             .for_each(|colored| colored.set_running(is_running));
     };
     for round in 0..4 * SAMPLES_PER_ARM + SAMPLES_PER_ARM {
-        if bench_host.is_stopped() || arms.iter().all(|arm| arm.len() >= SAMPLES_PER_ARM) {
+        let mut arms = samples.rates_by_arm.iter();
+        if bench_host.is_stopped() || arms.all(|rates| rates.len() >= SAMPLES_PER_ARM) {
             break;
         }
         for arm in [round % 4, (round + 2) % 4] {
@@ -334,31 +340,34 @@ fn sample_arms(
             let rate = (victim_work() - start_work) as f64 / start.elapsed().as_secs_f64();
             run_all(false);
             match shared_before.filter(|_| shared_before == bench_host.measure_sharing()) {
-                Some(true) => arms[arm].push(rate),
-                _ => dropped_count += 1,
+                Some(true) => samples.rates_by_arm[arm].push(rate),
+                _ => samples.dropped_count += 1,
             }
         }
     }
     run_all(true);
-    (arms, dropped_count)
+    samples
 }
 
 fn partition_rows(
     bytes: u64,
     min_colored_share: f64,
     max_plain_share: f64,
-    arms_and_dropped: &(ColorArms, usize),
+    samples: &ArmSamples,
 ) -> Vec<BenchRow> {
-    let (arms, dropped_count) = arms_and_dropped;
+    let ArmSamples {
+        rates_by_arm,
+        dropped_count,
+    } = samples;
     let title = format!(
         "{} MiB victim beside a {} MiB stream",
         bytes >> 20,
         STREAM_BYTES >> 20
     );
-    let min_sample_count = arms.iter().map(Vec::len).min().unwrap_or(0);
-    let medians: Vec<f64> = arms
+    let min_sample_count = rates_by_arm.iter().map(Vec::len).min().unwrap_or(0);
+    let medians: Vec<f64> = rates_by_arm
         .iter()
-        .filter_map(|arm| median(arm))
+        .filter_map(|rates| median(rates))
         .filter(|rate| *rate > 0.0)
         .collect();
     let [ordinary_alone, colored_alone, ordinary, colored] = medians[..] else {

@@ -100,7 +100,6 @@ pub struct TimeAgo {
 }
 
 impl TimeAgo {
-    /// Returns the time in seconds.
     pub fn seconds(&self) -> u64 {
         self.seconds
     }

@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     exit::exit_code_of(cli.command.run(&session))
 }
 
-/// Returns whether the command or one of its subcommands was given `--json`.
+/// Whether the command or one of its subcommands was given `--json`.
 fn prints_json(matches: &ArgMatches) -> bool {
     let has_flag = matches
         .try_get_one::<bool>("json")

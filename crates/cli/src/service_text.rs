@@ -65,7 +65,7 @@ fn cache_line(verb: &str, service: &ServiceSnapshot, cause: &CacheLossSnapshot) 
     }
 }
 
-/// Returns the line about a service's waiting loss; `None` if the loss is too small to name a cause.
+/// `None` if the loss is too small to name a cause.
 fn waiting_line(service: &ServiceSnapshot) -> Option<LossLine> {
     let percent = service
         .waiting_percent
@@ -91,7 +91,7 @@ fn waiting_line(service: &ServiceSnapshot) -> Option<LossLine> {
     Some(LossLine { percent, text })
 }
 
-/// Returns the names and shares of the main services that ran while a service waited.
+/// Names and shares of the main services that ran while a service waited.
 fn waiting_causes(service: &ServiceSnapshot) -> impl Iterator<Item = (String, String)> + '_ {
     let named_causes = service
         .waiting_by
@@ -103,12 +103,12 @@ fn waiting_causes(service: &ServiceSnapshot) -> impl Iterator<Item = (String, St
     })
 }
 
-/// Returns the name of a cause of waiting; programs that are not observed have none.
+/// Programs that are not observed have no name.
 pub fn waiting_cause_name(service: Option<&str>) -> String {
     service.map_or_else(|| "unmanaged programs".to_string(), shorten_name)
 }
 
-/// Returns one line for each loss, the largest first; if there are none, a line with the reason.
+/// One line for each loss, the largest first; if there are none, a line with the reason.
 pub fn loss_lines(services: &[ServiceSnapshot]) -> String {
     let cache_lines_of = |verb, causes_of: fn(&ServiceSnapshot) -> &[CacheLossSnapshot]| {
         let pairs = services
@@ -151,7 +151,7 @@ pub fn loss_lines(services: &[ServiceSnapshot]) -> String {
     format!("which service slows which\n{text}{more_line}{reasons}")
 }
 
-/// Returns each reason why a cache loss is unknown, once, with its services.
+/// Each reason why a cache loss is unknown, once, with its services.
 fn reason_lines(services: &[ServiceSnapshot]) -> String {
     let mut names_by_reason: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for service in services {
@@ -187,7 +187,7 @@ pub fn shorten_name(name: &str) -> String {
     format!("{head}…{tail}")
 }
 
-/// Returns the part of a message that suggests the nearest of these names, for a unit also without its suffix.
+/// The part of a message that suggests the nearest of these names, for a unit also without its suffix.
 pub fn nearest_name_hint<'n>(word: &str, names: impl Iterator<Item = &'n str>) -> String {
     let names_and_stems = names.flat_map(|name| {
         let stem = name.rsplit_once('.').map(|(stem, _)| stem);
@@ -202,7 +202,7 @@ pub fn nearest_name_hint<'n>(word: &str, names: impl Iterator<Item = &'n str>) -
     )
 }
 
-/// Returns the table of the services, with at most `max_rows` rows.
+/// At most `max_rows` rows; empty without services.
 pub fn service_table(services: &[ServiceSnapshot], max_rows: usize) -> String {
     if services.is_empty() {
         return String::new();

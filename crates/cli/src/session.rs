@@ -82,7 +82,7 @@ impl Session {
         }
     }
 
-    /// Returns a session for concurrent work: it shares the interruption flag, but shows no progress and no messages.
+    /// For concurrent work: it shares the interruption flag, but shows no progress and no messages.
     pub fn silent(&self) -> Self {
         Session {
             is_quiet: true,
@@ -91,7 +91,7 @@ impl Session {
         }
     }
 
-    /// Returns the width to which lines are truncated; `None` for a pipe or file, where lines are not truncated.
+    /// Width to which lines are truncated; `None` for a pipe or file, where lines are not truncated.
     pub fn columns(&self) -> Option<usize> {
         self.columns
     }
@@ -100,7 +100,7 @@ impl Session {
         self.paint
     }
 
-    /// Returns the flag that Ctrl-C and termination signals set.
+    /// Ctrl-C and termination signals set this flag.
     pub fn interrupt_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.interrupted)
     }

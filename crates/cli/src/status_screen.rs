@@ -215,7 +215,7 @@ impl ScreenState {
         lines
     }
 
-    /// Returns the services, then the column names and the lines of each cache with its programs.
+    /// The services, then the column names and the lines of each cache with its programs.
     fn body_lines(&self, status: &DaemonStatus) -> Vec<Line<'static>> {
         let groups = tasks_by_cache(status);
         let names: Vec<String> = COLUMNS.iter().map(|(name, _)| name.to_string()).collect();

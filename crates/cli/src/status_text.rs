@@ -172,7 +172,7 @@ pub fn task_row(task: &TaskSnapshot) -> Vec<String> {
     ]
 }
 
-/// Returns the tasks of each last-level cache, the busiest first; tasks whose cache is unknown follow at the end.
+/// Tasks of each last-level cache, the busiest first; tasks whose cache is unknown follow at the end.
 pub fn tasks_by_cache(status: &DaemonStatus) -> Vec<(String, Vec<&TaskSnapshot>)> {
     let tasks_of = |cache: Option<u32>| {
         let mut tasks: Vec<&TaskSnapshot> = status
@@ -226,7 +226,7 @@ fn cache_tables(status: &DaemonStatus, max_rows: usize) -> String {
     text
 }
 
-/// Returns one line per cache, without threads.
+/// One line per cache, without threads.
 fn cache_summary(status: &DaemonStatus) -> String {
     let caches: String = status.snapshot.caches.iter().map(cache_line).collect();
     format!("\n{caches}threads: --threads\n")

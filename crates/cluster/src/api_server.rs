@@ -43,7 +43,7 @@ fn is_loopback(host: &str) -> bool {
 }
 
 impl ApiServer {
-    /// Returns the server that a pod finds in its environment.
+    /// The server that a pod finds in its environment; an error names the variable that is missing.
     pub fn in_cluster() -> anyhow::Result<Self> {
         let env_variable = |name: &str| {
             std::env::var(name).with_context(|| format!("{name}: not set; expected a pod"))

@@ -66,7 +66,7 @@ impl ExtenderMetrics {
         self.refused_requests.inc();
     }
 
-    /// Returns the page of all metrics.
+    /// All metrics in Prometheus's text format, with these two gauges as they are now.
     pub fn page(&self, fresh_nodes: usize, placements_in_flight: usize) -> String {
         self.fresh_nodes.set(fresh_nodes as f64);
         self.placements_in_flight.set(placements_in_flight as f64);

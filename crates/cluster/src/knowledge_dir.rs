@@ -55,7 +55,7 @@ struct PublishedState {
     state: NodeCacheState,
 }
 
-/// Returns the objects of a directory and its subdirectories, and the reason for each rejected file.
+/// The objects of a directory and its subdirectories, and the reason for each rejected file.
 ///
 /// # Errors
 /// The directory cannot be read.

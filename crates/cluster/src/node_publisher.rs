@@ -258,7 +258,7 @@ impl NodePublisher {
     }
 }
 
-/// Returns the state of this node's caches; `None` before the clock rate and a cache's size and load are known.
+/// State of this node's caches; `None` before the clock rate and a cache's size and load are known.
 fn node_state(
     status: &DaemonStatus,
     memory_bytes_per_second: Option<f64>,
@@ -333,8 +333,8 @@ fn thread_profile(
     measured_profile(&counts, threads)
 }
 
-/// Returns the profiles of services whose image or profile's name is known, by the name of the object. The busiest
-/// thread with a profile stands for a service.
+/// Profiles of services whose image or profile's name is known, by the name of the object. The busiest thread with a
+/// profile stands for a service.
 fn service_profiles(status: &DaemonStatus) -> BTreeMap<String, ProfileSpec> {
     let mut services: Vec<_> = status.snapshot.services.iter().collect();
     services.sort_by(|a, b| b.cpu_share.total_cmp(&a.cpu_share));
@@ -379,7 +379,7 @@ fn service_profiles(status: &DaemonStatus) -> BTreeMap<String, ProfileSpec> {
     profiles
 }
 
-/// Returns the name of an image's profile: the letters and digits of its reference, and dashes instead of the rest.
+/// Letters and digits of the image's reference, and dashes instead of the rest.
 fn object_name(image: &str) -> String {
     let image = image.to_ascii_lowercase();
     let words = image

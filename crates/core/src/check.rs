@@ -51,7 +51,7 @@ pub enum PlanError {
 /// Checks a plan against the machine and the tasks of the preceding window.
 ///
 /// # Errors
-/// Returns the first violated invariant, in the order of the plan's fields.
+/// The first violated invariant, in the order of the plan's fields.
 pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
     let tasks: BTreeMap<TaskId, &TaskSample> = view
         .observation

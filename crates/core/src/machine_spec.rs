@@ -519,7 +519,7 @@ impl MachineSpec {
     /// Checks that the machine could be built.
     ///
     /// # Errors
-    /// Returns the first impossible field, with the value found and the values expected.
+    /// The first impossible field, with the value found and the values expected.
     pub fn check(&self) -> Result<(), MachineSpecError> {
         let spec_error = |field: &str, found: String, expected: &str| {
             Err(MachineSpecError {

@@ -141,8 +141,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
     /// Runs one window through all stages; the only place that connects them. `None` if the run has ended.
     ///
     /// # Errors
-    /// Returns the machine's error, or an error if the plan violates an invariant of [`check_plan`]; that plan is not
-    /// applied.
+    /// The machine's error, or a plan that violates an invariant of [`check_plan`]; that plan is not applied.
     pub fn step(&mut self) -> Result<Option<WindowRecord>, ControlLoopError> {
         let Some(observation) = self.observe()? else {
             return Ok(None);

@@ -84,7 +84,7 @@ pub struct StoredServiceProfile {
 
 impl ServiceProfiles {
     /// Adds facts learned about a program: a measured fact replaces a stored or older one, and nothing else changes.
-    /// Returns false if nothing is new.
+    /// The result is false if nothing is new.
     pub fn learn(&mut self, key: &ProfileKey, profile: &Profile) -> bool {
         let program_facts = Profile {
             process: None,

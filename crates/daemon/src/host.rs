@@ -408,7 +408,7 @@ pub fn build_verified_policy(config: &ManageConfig) -> anyhow::Result<VerifiedPo
         Some(chaos_policy) => chaos_policy,
         None => POLICIES.build(&policy.name, &policy.parameters, policy.seed)?,
     };
-    Ok(cachemate_pipeline::wrap_in_verifier(
+    Ok(VerifiedPolicy::new(
         unguarded_policy,
         config.rollback.guard_config(),
     ))

@@ -39,7 +39,7 @@ const MIN_CPU_SHARE: f64 = 0.01;
 /// Smaller losses in percent are not worth a line.
 const MIN_LOSS_PERCENT: f64 = 0.5;
 
-/// Returns the current time in seconds since 1970 (UTC).
+/// Seconds since 1970 (UTC); 0 if the clock is set to an earlier time.
 pub fn unix_time_s() -> u64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
     since_epoch.map_or(0, |duration| duration.as_secs())
@@ -104,19 +104,19 @@ impl ServiceMinute {
         }
     }
 
-    /// Returns the loss by which minutes are compared: what users feel or, if nothing was measured, the forecast.
+    /// The loss by which minutes are compared: what users feel or, if nothing was measured, the forecast.
     pub fn loss_percent(&self) -> f64 {
         self.run_time_percent
             .or(self.cache_percent)
             .map_or(0.0, |percent| percent.max(0.0))
     }
 
-    /// Returns whether a word that a user wrote names this service.
+    /// `word` is what a user wrote for a service.
     pub fn is_named(&self, word: &str) -> bool {
         ServiceIdentity::new(self.kind, self.name.clone()).is_named(word)
     }
 
-    /// Returns whether a word that a user wrote names one of the causes.
+    /// Whether a word that a user wrote names one of the causes.
     pub fn has_cause(&self, word: &str) -> bool {
         let cache_causes = self.cache_by.iter().map(|(cause, _)| cause);
         let waiting_causes = self
@@ -195,7 +195,7 @@ impl LossHistory {
     }
 }
 
-/// Returns the days that have a file, in order.
+/// Days that have a file, in order.
 fn stored_days(dir: &TrustedDir) -> io::Result<Vec<u64>> {
     let names = dir.names()?;
     let mut days: Vec<u64> = names.iter().filter_map(|name| day_of(name)).collect();
@@ -207,7 +207,7 @@ fn file_name(day: u64) -> String {
     format!("losses-{day}.jsonl")
 }
 
-/// Returns the day of a history's file, counted from 1970; `None` for other files.
+/// Counted from 1970; `None` for other files.
 fn day_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("losses-")?.strip_suffix(".jsonl")?;
     let day = digits.parse().ok()?;

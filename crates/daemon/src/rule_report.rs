@@ -195,8 +195,8 @@ impl RuleCheck {
         }
     }
 
-    /// Returns the entries that match nothing, once a minute; `None` between checks. Logs rules that were not in the
-    /// previous result.
+    /// Entries that match nothing, once a minute; `None` between checks. Logs rules that were not in the previous
+    /// result.
     pub(crate) fn poll<'a>(
         &mut self,
         directory: &ServiceDirectory,

@@ -160,7 +160,7 @@ fn alone_runs(
 /// each other down if these caches share memory bandwidth.
 ///
 /// # Errors
-/// Returns an error if the machine has no data cache.
+/// The machine has no data cache.
 pub fn forecast_placed(
     machine: &MachineSpec,
     programs: &[&TimedProgram],

@@ -807,7 +807,7 @@ impl IntervalEngine {
     }
 
     /// Adds the work of a cache's tasks since the cache's last step to their totals, and updates its occupancies.
-    /// Returns the largest change of an occupancy, as a share of the capacity.
+    /// The result is the largest change of an occupancy, as a share of the capacity.
     fn advance_model(&mut self, model_index: usize) -> f32 {
         let elapsed = self.now - self.occupancy_models[model_index].advanced_to;
         if elapsed <= 0.0 {

@@ -161,7 +161,7 @@ pub trait Kernel {
     fn make_dir(&self, path: &Path) -> io::Result<()>;
     /// Removes an empty directory. A control group counts as empty if it has no members and no child groups.
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
-    /// Returns the names in a directory, sorted.
+    /// Names in a directory, sorted.
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
     /// Does a file or directory exist? Its content is not read.
     fn exists(&self, path: &Path) -> io::Result<bool> {
@@ -198,15 +198,14 @@ pub trait Kernel {
     /// Sets the fence, which prevents every later change once it is raised; `None` if there is no guardian.
     fn set_fence(&self, _: Option<Arc<Fence>>) {}
 
-    /// Returns the random id of this boot. Thread ids and start times are valid in one boot only.
+    /// The random id of this boot. Thread ids and start times are valid in one boot only.
     fn boot_id(&self) -> io::Result<String> {
         Ok(self
             .read(Path::new("/proc/sys/kernel/random/boot_id"))?
             .trim()
             .to_string())
     }
-    /// Returns the current time in clock ticks since boot, the unit of start times (100 per second in user space on
-    /// any host).
+    /// Clock ticks since boot, the unit of start times (100 per second in user space on any host).
     fn ticks_since_boot(&self) -> io::Result<u64> {
         let path = Path::new("/proc/uptime");
         let text = self.read(path)?;
@@ -218,7 +217,7 @@ pub trait Kernel {
             .map(|seconds| (seconds * 100.0) as u64)
             .ok_or_else(|| invalid_file(path, "not the form of an uptime line"))
     }
-    /// Returns the affinity as it was set, including offline CPUs, which `sched_getaffinity` hides.
+    /// Affinity as it was set, including offline CPUs, which `sched_getaffinity` hides.
     fn affinity(&self, tid: i32) -> io::Result<CpuSet> {
         let path = PathBuf::from(format!("/proc/{tid}/status"));
         let text = self.read(&path)?;
@@ -241,8 +240,8 @@ pub trait Kernel {
     fn process_stat(&self, pid: i32) -> io::Result<ThreadStat> {
         self.stat(pid)
     }
-    /// Returns the scheduling class of a thread. The default implementation returns only the fields that the stat
-    /// line contains.
+    /// Class of a thread and its parameters. The default implementation knows only the fields that the stat line
+    /// contains.
     fn scheduling(&self, tid: i32) -> io::Result<SchedParams> {
         let stat = self.stat(tid)?;
         Ok(SchedParams {
@@ -250,8 +249,7 @@ pub trait Kernel {
             ..SchedParams::from_policy(stat.policy)
         })
     }
-    /// Returns the processor time of all threads of a process so far. Ended threads are included if the kernel counts
-    /// them.
+    /// Processor time of all threads of a process so far. Ended threads are included if the kernel counts them.
     fn run_time_ns(&self, pid: i32) -> io::Result<u64> {
         sum_run_times(self, pid)
     }
@@ -270,13 +268,13 @@ pub trait Kernel {
     fn recorded_ancestry(&self, _pid: i32) -> Option<RecordedAncestry> {
         None
     }
-    /// Returns the threads of a process, in ascending order.
+    /// Thread ids of a process, ascending.
     fn threads(&self, pid: i32) -> io::Result<Vec<i32>> {
         Ok(parse_ids(
             self.list(&PathBuf::from(format!("/proc/{pid}/task")))?,
         ))
     }
-    /// Returns all processes, in ascending order.
+    /// Ids of all processes, ascending.
     fn processes(&self) -> io::Result<Vec<i32>> {
         Ok(parse_ids(self.list(Path::new("/proc"))?))
     }

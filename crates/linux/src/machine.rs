@@ -473,7 +473,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     /// Adds the growth of the rules' progress files to the work of the first process of each, which stands for all.
-    /// Returns the other processes.
+    /// The result is the other processes.
     fn add_work_in_files(
         &mut self,
         progress: &mut BTreeMap<ThreadKey, f64>,

@@ -29,7 +29,8 @@ pub enum ActivityKind {
     Misses,
 }
 
-/// Returns one bit per super set, which is set if its count exceeds the threshold.
+/// One bit per super set, set if its count of the given kind exceeds the threshold; `MeanTimes` compares with the mean
+/// over all super sets, idle ones included.
 pub fn activity_vector(
     counts: &[SuperSetCount],
     kind: ActivityKind,
@@ -53,7 +54,7 @@ pub fn activity_vector(
         .collect()
 }
 
-/// Returns the number of super sets that are active in both vectors, which AV's scheduler minimizes.
+/// Number of super sets that are active in both vectors, which AV's scheduler minimizes.
 pub fn common_active_count(a: &IndexSet, b: &IndexSet) -> u32 {
     a.common_count(b)
 }
@@ -67,7 +68,7 @@ pub struct LastVectorPredictor {
 }
 
 impl LastVectorPredictor {
-    /// Returns the prediction for the next vector, which is the last one; `None` before the first.
+    /// The prediction for the next vector, which is the last one; `None` before the first.
     pub fn predicted_set(&self) -> Option<&IndexSet> {
         self.last_vector.as_ref()
     }
@@ -82,7 +83,7 @@ impl LastVectorPredictor {
         self.last_vector = Some(vector);
     }
 
-    /// Returns the share of bits predicted correctly so far; `None` before the second vector.
+    /// Share of the bits predicted correctly so far, 0 to 1; `None` before the second vector.
     pub fn predictability(&self) -> Option<f64> {
         (self.predicted_bits > 0).then(|| self.correct_bits as f64 / self.predicted_bits as f64)
     }

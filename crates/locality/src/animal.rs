@@ -16,7 +16,7 @@ pub struct AnimalThresholds {
 }
 
 impl Default for AnimalThresholds {
-    /// Returns boundaries of 1 access, 4 misses and 1 additional miss per thousand instructions.
+    /// Boundaries of 1 access, 4 misses and 1 additional miss per thousand instructions.
     fn default() -> Self {
         AnimalThresholds {
             turtle_refs_below: 1000.0,
@@ -40,7 +40,7 @@ pub enum Animal {
 }
 
 impl Animal {
-    /// Returns the name in lower case, as reports and profiles write it.
+    /// In lower case, as reports and profiles write it.
     pub fn name(self) -> &'static str {
         match self {
             Animal::Turtle => "turtle",
@@ -51,8 +51,8 @@ impl Animal {
     }
 }
 
-/// Returns the class of a program from its hits at the LRU positions 1..=ways, followed by its misses, all per million
-/// instructions; `None` if there are no positions.
+/// `positions` holds the hits at the LRU positions 1..=ways, followed by the misses, all per million instructions.
+/// `None` if there are no hit positions.
 pub fn classify(positions: &[f64], thresholds: &AnimalThresholds) -> Option<Animal> {
     let (misses, hits) = positions
         .split_last()

@@ -13,8 +13,8 @@ const REUSE_FALL_SHARE: f64 = 0.95;
 /// Relative fall below which a curve shows no reuse.
 const MAX_FLAT_FALL: f64 = 0.05;
 
-/// Returns the miss rate of the plateau of a curve that falls from `first_rate` to `last_rate`. The smallest size at
-/// which the curve reaches this rate holds all reused lines. `None` for a flat curve.
+/// Miss rate of the plateau of a curve that falls from `first_rate` to `last_rate`. The smallest size at which the
+/// curve reaches this rate holds all reused lines. `None` for a flat curve.
 pub fn plateau_rate(first_rate: f64, last_rate: f64) -> Option<f64> {
     let fall = first_rate - last_rate;
     (fall > MAX_FLAT_FALL * first_rate).then_some(first_rate - REUSE_FALL_SHARE * fall)
@@ -60,7 +60,7 @@ impl MissRateCurve {
     /// Builds a curve from pairs of bytes and misses per thousand instructions.
     ///
     /// # Errors
-    /// Returns an error if there are no points, if the sizes do not ascend, or if a rate is negative or not finite.
+    /// There are no points, the sizes do not ascend, or a rate is negative or not finite.
     pub fn new(points: Vec<(u64, f64)>) -> Result<Self, CurveError> {
         if points.is_empty() {
             return Err(CurveError::Empty);
@@ -122,12 +122,12 @@ impl MissRateCurve {
         .ok()
     }
 
-    /// Returns the points as pairs of bytes and misses per thousand instructions, ascending.
+    /// Pairs of bytes and misses per thousand instructions, ascending in bytes.
     pub fn points(&self) -> &[(u64, f64)] {
         &self.points
     }
 
-    /// Returns the points for a profile, each with `half_width` as the half-width of its error interval.
+    /// The points as a profile stores them, each with an interval of `half_width` to either side, but never below 0.
     pub fn to_profile_points(&self, half_width: f64) -> Vec<(u64, Estimate)> {
         let rate_interval = |rate: f64| Estimate {
             value: rate,
@@ -158,7 +158,8 @@ impl MissRateCurve {
         points
     }
 
-    /// Returns the misses per thousand instructions at a size; `None` outside the measured sizes.
+    /// Misses per thousand instructions at a size, interpolated linearly between points; `None` outside the measured
+    /// sizes, because the curve is never extrapolated.
     pub fn rate_at(&self, size_bytes: u64) -> Option<f64> {
         let upper_index = self.points.partition_point(|&(size, _)| size < size_bytes);
         let (high, rate_high) = *self.points.get(upper_index)?;
@@ -170,8 +171,9 @@ impl MissRateCurve {
         Some(rate_low + fraction * (rate_high - rate_low))
     }
 
-    /// Shifts the curve vertically so that it passes through a measured point (thesis 5.3.2), but never below 0.
-    /// Returns the curve and the distance by which it was shifted; `None` if the point lies outside the curve's sizes.
+    /// Shifts the curve vertically so that it passes through a measured point (thesis 5.3.2), but never below 0. The
+    /// second value is the shift in misses per thousand instructions; `None` if the point lies outside the curve's
+    /// sizes.
     pub fn shift_through(&self, size_bytes: u64, measured_rate: f64) -> Option<(Self, f64)> {
         let offset = measured_rate - self.rate_at(size_bytes)?;
         let points = self
@@ -182,9 +184,8 @@ impl MissRateCurve {
         Some((Self::new(points).ok()?, offset))
     }
 
-    /// Returns the mean absolute difference to another curve over this curve's sizes, in misses per thousand
-    /// instructions, which is RapidMRC's measure of accuracy (thesis 5.6.1). `None` if the other curve does not cover
-    /// these sizes.
+    /// Mean absolute difference to another curve over this curve's sizes, in misses per thousand instructions:
+    /// RapidMRC's measure of accuracy (thesis 5.6.1). `None` if the other curve does not cover these sizes.
     pub fn mean_distance(&self, other: &Self) -> Option<f64> {
         let difference = |&(size, rate): &(u64, f64)| Some((other.rate_at(size)? - rate).abs());
         let differences: Option<Vec<f64>> = self.points.iter().map(difference).collect();
@@ -203,8 +204,8 @@ pub enum SetMapping {
     Hashed,
 }
 
-/// Returns the accesses by LRU position 1..=ways of a cache of `sets` x `ways` lines, followed by the misses, as SDC,
-/// Animal and Pain need them.
+/// Accesses by LRU position 1..=ways of a cache of `sets` x `ways` lines, followed by the misses, as SDC, Animal and
+/// Pain need them.
 ///
 /// The result has ways + 1 entries, whose sum is the number of accesses in the histogram. `None` without sets or ways.
 pub fn fold_to_ways(

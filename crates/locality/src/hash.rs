@@ -18,7 +18,7 @@ pub fn mix_bits(key: u64, bits: u32) -> u64 {
     (key ^ key >> (bits / 2)).wrapping_mul(MULTIPLIER) & ((1 << bits) - 1)
 }
 
-/// Returns the key that [`mix_bits`] maps to `hash`.
+/// Inverse of [`mix_bits`] at the same `bits`: a table can store a part of the hash and still list its keys.
 pub fn unmix_bits(hash: u64, bits: u32) -> u64 {
     // Newton's iteration doubles the number of correct low bits of the inverse: 5, 10, 20, 40, 80.
     let mut inverse = MULTIPLIER.wrapping_mul(3) ^ 2;

@@ -101,8 +101,8 @@ const TOLERANCE: f64 = 1e-5;
 const MAX_OWN_LOAD: f64 = 0.999;
 
 impl LineSource {
-    /// Returns the number of lines that the program has in flight: those whose waits overlap, up to the maximum, or
-    /// those that its profile shows (Little's law) if they are more.
+    /// Lines that the program has in flight: those whose waits overlap, up to the maximum, or those that its profile
+    /// shows (Little's law) if they are more.
     pub fn in_flight(&self) -> f64 {
         let waits = self.demand_waits + self.late_waits;
         let most = self.max_in_flight.max(1.0);
@@ -114,8 +114,8 @@ impl LineSource {
         overlapped.max(self.reads * self.round_trip_cycles / self.cycles.max(f64::MIN_POSITIVE))
     }
 
-    /// Returns the cycles per instruction with these waits: those for one line after another, or the time that all
-    /// lines need if they fill every place in flight.
+    /// Cycles with these waits in place of the solo ones: those for one line after another, or the time that all lines
+    /// need if they fill every place in flight.
     fn cycles_at(&self, waits: LineWaits, solo: LineWaits) -> f64 {
         let waiting = self.cycles
             + self.added_elsewhere_cycles
@@ -134,7 +134,7 @@ impl LineSource {
     }
 }
 
-/// Returns the mean of those values of an exponential distribution with mean `mean` that lie below `upper_limit`.
+/// Mean of those values of an exponential distribution with mean `mean` that lie below `upper_limit`.
 fn mean_below_limit(upper_limit: f64, mean: f64) -> f64 {
     // Far below its mean, the distribution is uniform.
     if upper_limit < 0.01 * mean {
@@ -147,7 +147,7 @@ fn mean_below_limit(upper_limit: f64, mean: f64) -> f64 {
 }
 
 impl QueueStation {
-    /// Returns a station that transfers lines of equal length in the order of arrival.
+    /// A station that transfers lines of equal length one at a time, in the order of arrival, and drops no prefetch.
     pub fn in_order(cycles_per_line: f64) -> Self {
         QueueStation {
             cycles_per_line,
@@ -159,7 +159,8 @@ impl QueueStation {
         }
     }
 
-    /// Returns the probability that all servers are busy.
+    /// Probability that all servers are busy at a load from 0 to 1. With several servers it is Sakasegawa's
+    /// approximation, `load^(√(2(servers + 1)) − 1)`.
     pub fn busy_probability(&self, load: f64) -> f64 {
         let load = load.clamp(0.0, 1.0);
         if self.servers <= 1.0 {
@@ -168,13 +169,14 @@ impl QueueStation {
         libm::pow(load, libm::sqrt(2.0 * (self.servers + 1.0)) - 1.0)
     }
 
-    /// Returns the lines of residual service that a line finds at this load.
+    /// What is left of the lines in service when a line arrives, in lines.
     fn lines_in_service(&self, load: f64) -> f64 {
         let spread = 2.0 * self.servers / (self.servers + 1.0);
         self.busy_probability(load) * self.residual_share * spread
     }
 
-    /// Returns the waits behind this number of lines.
+    /// Waits behind this many lines. Demand reads pass lines without priority, such as writes, but no more than a full
+    /// write queue allows.
     fn waits_behind(&self, lines: f64) -> LineWaits {
         let lines = lines.max(0.0);
         let mean = self.cycles_per_line * lines;
@@ -192,7 +194,7 @@ impl QueueStation {
         }
     }
 
-    /// Returns the number of other lines that a line with priority may pass.
+    /// 0 if every line has priority, because there is then none to pass.
     fn most_passed_lines(&self) -> f64 {
         if self.priority_share < 1.0 {
             MAX_PASSED_LINES
@@ -201,8 +203,8 @@ impl QueueStation {
         }
     }
 
-    /// Returns the probability that a line finds a queue of this many lines or more, if it finds `lines_ahead` in the
-    /// mean. A queue's length decays exponentially.
+    /// Probability that a line finds a queue of this many lines or more, if it finds `lines_ahead` in the mean. A
+    /// queue's length decays exponentially.
     pub fn tail_probability(&self, lines_ahead: f64, load: f64, lines: f64) -> f64 {
         if lines_ahead <= 0.0 {
             return 0.0;
@@ -210,12 +212,13 @@ impl QueueStation {
         load.min(1.0) * libm::exp(-lines / lines_ahead)
     }
 
-    /// Returns the load that a program causes alone.
+    /// Share of the time for which the program alone would keep the station busy, capped below 1 because a profile can
+    /// claim more than the bandwidth.
     pub fn own_load(&self, source: &LineSource) -> f64 {
         (source.lines * source.time_share * self.cycles_per_line / source.cycles).min(MAX_OWN_LOAD)
     }
 
-    /// Returns the waits of a program's lines for each other when it runs alone.
+    /// Waits of a program's lines for each other when it runs alone, in cycles; 0 if its profile does not contain them.
     pub fn solo_waits(&self, source: &LineSource) -> LineWaits {
         if !source.has_own_waits {
             return LineWaits::default();
@@ -229,7 +232,7 @@ impl QueueStation {
         self.waits_behind(lines.min(source.in_flight() - 1.0))
     }
 
-    /// Returns the number of lines that another program finds before itself if this one runs alone.
+    /// Mean number of lines that another program's line finds ahead if this program runs alone.
     pub fn solo_lines_ahead(&self, source: &LineSource) -> f64 {
         let load = self.own_load(source);
         let waiting = load * (self.solo_waits(source).mean + self.bunching_cycles(source))
@@ -237,7 +240,7 @@ impl QueueStation {
         (waiting + self.lines_in_service(load)).min(source.in_flight())
     }
 
-    /// Returns how long a line waits for those that its program sends with it.
+    /// Mean wait for the lines that the program sends together with this one, in cycles.
     fn bunching_cycles(&self, source: &LineSource) -> f64 {
         0.5 * self.cycles_per_line * (source.together_lines - 1.0).max(0.0)
     }
@@ -246,8 +249,8 @@ impl QueueStation {
         self.servers <= 1.0
     }
 
-    /// Returns the waits of a program's lines if lines from outside find `lines_ahead`, and its cycles per instruction.
-    /// The program runs when its line arrives, and the line does not wait for itself.
+    /// Waits of a program's lines if lines from outside find `lines_ahead`, and its cycles. The program runs when its
+    /// line arrives, and the line does not wait for itself.
     fn waits(&self, source: &LineSource, lines_ahead: f64, solo: LineWaits) -> (LineWaits, f64) {
         let residual = if self.has_one_server() {
             self.residual_share
@@ -271,7 +274,7 @@ impl QueueStation {
         (waits, cycles)
     }
 
-    /// Returns the cycles that a line of the program waits beyond its solo waits.
+    /// Cycles that a line of the program waits beyond its solo waits, never negative.
     pub fn added_waits(&self, source: &LineSource, solution: &QueueSolution) -> LineWaits {
         let solo = self.solo_waits(source);
         let (waits, _) = self.waits(source, solution.lines_ahead, solo);
@@ -283,8 +286,8 @@ impl QueueStation {
         }
     }
 
-    /// Returns the cycles per instruction that this station adds to those of the program's profile: at most the time in
-    /// which the others' lines in flight pass, for each time that the program's own lines are replaced.
+    /// Cycles that this station adds to those of the program's profile: at most the time in which the others' lines in
+    /// flight pass, for each time that the program's own lines are replaced.
     pub fn added_cycles(&self, source: &LineSource, solution: &QueueSolution) -> f64 {
         let solo = self.solo_waits(source);
         let (_, cycles) = self.waits(source, solution.lines_ahead, solo);
@@ -294,8 +297,7 @@ impl QueueStation {
         (cycles - source.cycles - source.added_elsewhere_cycles).clamp(0.0, most)
     }
 
-    /// Returns the time in which all lines pass that a program's line can find, other than those for which it waits
-    /// alone.
+    /// Time in which all lines pass that a program's line can find, other than those for which it waits alone.
     fn most_added_wait(&self, source: &LineSource, solution: &QueueSolution) -> f64 {
         // A profile that exceeds the bandwidth does not contain its own waits.
         let is_possible = source.lines * self.cycles_per_line <= source.cycles;

@@ -59,7 +59,7 @@ pub struct PhaseDetector {
     transition: Option<(usize, Option<usize>)>,
 }
 
-/// Returns the largest difference between corresponding entries; an entry that only one signal has is compared with 0.
+/// Largest difference between corresponding entries; an entry that only one signal has is compared with 0.
 pub fn signal_difference(a: &[f64], b: &[f64]) -> f64 {
     let entry_or_zero = |values: &[f64], index: usize| values.get(index).copied().unwrap_or(0.0);
     (0..a.len().max(b.len()))
@@ -160,8 +160,8 @@ impl PhaseDetector {
         self.transition = None;
     }
 
-    /// Returns whether the signal's distance from each interval of the history exceeds the threshold and all distances
-    /// among these intervals.
+    /// The signal is an outlier if its distance from each interval of the history exceeds the threshold and all
+    /// distances among these intervals.
     fn is_outlier(
         &self,
         signal: &[f64],
@@ -276,7 +276,8 @@ impl SignalNoise {
         );
     }
 
-    /// Returns the standard error of an entry in one interval; 0 if it is unknown.
+    /// Standard error of an entry in one interval, in the entry's own unit; 0 if it is unknown, so that nothing is
+    /// excused as noise.
     pub fn standard_error(&self, entry: usize) -> f64 {
         let mut entry_variances: Vec<f64> = self
             .variances
@@ -310,8 +311,8 @@ pub struct DetectedPhase {
     pub signal: Vec<f64>,
 }
 
-/// Returns all phases of a finished run, in order and without gaps. A phase gets the kind of the nearest earlier
-/// phase within the threshold, or a new kind if there is none.
+/// All phases of a finished run, in order and without gaps. A phase gets the kind of the nearest earlier phase within
+/// the threshold, or a new kind if there is none.
 pub fn detect_phases(signals: &[Vec<f64>], parameters: PhaseParameters) -> Vec<DetectedPhase> {
     let mut detector = PhaseDetector::new(parameters);
     let mut phase_starts = vec![(0, 0)];

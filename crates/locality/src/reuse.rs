@@ -24,7 +24,7 @@ fn bucket_of_time(time: u64) -> usize {
     (u64::from(doublings + 1) * BUCKETS_PER_DOUBLING + step) as usize
 }
 
-/// Returns the first and the last time of a bucket.
+/// The first and the last time of the bucket, both included.
 fn bucket_bounds(bucket: usize) -> (u64, u64) {
     let bucket = bucket as u64;
     if bucket < BUCKETS_PER_DOUBLING {
@@ -47,7 +47,7 @@ pub struct ReuseBucket {
 }
 
 impl ReuseBucket {
-    /// Returns the mean of the shortest and the longest time, in accesses.
+    /// Mean of the shortest and the longest time, in accesses.
     pub fn midpoint(&self) -> f64 {
         0.5 * (self.low as f64 + self.high as f64)
     }
@@ -89,8 +89,8 @@ impl ReuseTimes {
         (times.samples() > 0.0).then_some(times)
     }
 
-    /// Returns the distribution for a profile, as ascending pairs of upper bound in accesses and fraction. The last
-    /// bound is `None`, for samples never touched again. Empty buckets are left out. Returns `None` without samples.
+    /// Ascending pairs of upper bound in accesses and fraction, as a profile stores them. The last bound is `None`, for
+    /// samples never touched again. Empty buckets are left out. `None` without samples.
     pub fn to_profile(&self) -> Option<Vec<(Option<u64>, f64)>> {
         let samples = self.samples();
         if samples <= 0.0 {
@@ -120,8 +120,8 @@ impl ReuseTimes {
         times
     }
 
-    /// Returns the distribution behind a cache that misses the fraction `miss_share` of the accesses. The shortest
-    /// times are the hits of that cache, and all other times shrink by this factor.
+    /// The distribution behind a cache that misses the fraction `miss_share` of the accesses. The shortest times are
+    /// the hits of that cache, and all other times shrink by this factor.
     #[must_use]
     pub fn filtered_by_cache(&self, miss_share: f64) -> Self {
         if !(0.0..1.0).contains(&miss_share) {
@@ -173,22 +173,22 @@ impl ReuseTimes {
         self.cold_weight += other.cold_weight;
     }
 
-    /// Returns the number of samples, including those never touched again; this is StatCache's N.
+    /// Number of samples, including those never touched again; this is StatCache's N.
     pub fn samples(&self) -> f64 {
         self.weights.iter().sum::<f64>() + self.cold_weight
     }
 
-    /// Returns the number of samples never touched again.
+    /// Number of samples never touched again, which miss in a cache of any size.
     pub fn unreused_samples(&self) -> f64 {
         self.cold_weight
     }
 
-    /// Returns the buckets that are not empty, in ascending order.
+    /// Only buckets that are not empty, in ascending order.
     pub fn buckets(&self) -> impl Iterator<Item = ReuseBucket> + '_ {
         self.all_buckets().filter(|bucket| bucket.weight > 0.0)
     }
 
-    /// Returns every bucket up to the last one in use, without gaps, in ascending order.
+    /// Every bucket up to the last one in use, without gaps, in ascending order.
     pub fn all_buckets(&self) -> impl Iterator<Item = ReuseBucket> + '_ {
         self.weights.iter().enumerate().map(|(index, &weight)| {
             let (low, high) = bucket_bounds(index);
@@ -257,13 +257,12 @@ impl ReuseSampler {
         self.access_index += 1;
     }
 
-    /// Returns the samples that were completed since the last call; open watches continue.
+    /// The samples that were completed since the last call; open watches continue.
     pub fn take_completed(&mut self) -> ReuseTimes {
         std::mem::take(&mut self.reuse_times)
     }
 
-    /// Returns all samples since the last call of [`Self::take_completed`]; open watches count as samples never touched
-    /// again.
+    /// All samples since the last call of [`Self::take_completed`]; open watches count as samples never touched again.
     pub fn finish(mut self) -> ReuseTimes {
         self.reuse_times
             .add_weighted(None, self.open_watches.len() as f64);

@@ -67,7 +67,7 @@ impl ShMaps {
         true
     }
 
-    /// Returns a thread's counters; `None` if none of its accesses passed the filter.
+    /// A thread's counters by entry; `None` if none of its accesses passed the filter.
     pub fn map_of(&self, thread: TaskId) -> Option<&[u8]> {
         self.counters.get(&thread).map(Vec::as_slice)
     }
@@ -105,7 +105,7 @@ impl Default for SharingCriteria {
     }
 }
 
-/// Returns the number of threads that touch each entry, which is the thesis's histogram vector.
+/// Number of threads that touch each entry, which is the thesis's histogram vector.
 pub fn count_sharers(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<usize> {
     let min_counter = if sharing.applies_floor_first {
         sharing.floor.max(1)
@@ -121,8 +121,8 @@ pub fn count_sharers(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<usize> {
     (0..entries).map(count_threads).collect()
 }
 
-/// Returns whether each entry is global: *more than* the global share of the threads touch it. With "at least half",
-/// two equal halves that share nothing would look global.
+/// An entry is global if *more than* the global share of the threads touch it. With "at least half", two equal halves
+/// that share nothing would look global.
 pub fn global_entries(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<bool> {
     let limit = sharing.global_share * maps.len() as f64;
     count_sharers(maps, sharing)
@@ -131,8 +131,7 @@ pub fn global_entries(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<bool> {
         .collect()
 }
 
-/// Returns the dot product of two shMaps (equation 3.1) over entries that are not global, with counters below the floor
-/// as 0.
+/// Dot product of two shMaps (equation 3.1) over entries that are not global, with counters below the floor as 0.
 pub fn similarity(a: &[u8], b: &[u8], is_global: &[bool], floor: u8) -> u64 {
     let value_above_floor = |counter: u8| {
         if counter >= floor {

@@ -2,8 +2,8 @@
 
 use crate::reuse::ReuseTimes;
 
-/// Returns the reuse times of one interval in comparable form: references per thousand instructions whose line does not
-/// recur within 1, 2, 4, ... 2^(n−1) accesses. `None` without samples, or if the rate is not finite.
+/// Reuse times of one interval in comparable form: references per thousand instructions whose line does not recur
+/// within 1, 2, 4, ... 2^(n−1) accesses. `None` without samples, or if the rate is not finite.
 ///
 /// Each entry is about the miss rate of an LRU cache of one size, and together they cover all sizes: two intervals
 /// whose signatures are close have close miss-rate curves *at every size*. The signature does not depend on the cache

@@ -23,8 +23,8 @@ pub(crate) struct CacheSharer<'a> {
     pub reuse_stretch: f64,
 }
 
-/// Returns the miss ratio (0 to 1, of the sampled accesses) of a program that has a cache of `lines` lines with random
-/// replacement to itself. `None` without samples or lines.
+/// Miss ratio (0 to 1, of the sampled accesses) of a program that has a cache of `lines` lines with random replacement
+/// to itself. `None` without samples or lines.
 pub fn miss_ratio(reuse: &ReuseTimes, lines: u64) -> Option<f64> {
     total_miss_ratio(
         &[CacheSharer {
@@ -36,7 +36,7 @@ pub fn miss_ratio(reuse: &ReuseTimes, lines: u64) -> Option<f64> {
     )
 }
 
-/// Returns the miss ratio of a program beside others, if all programs together miss `cache_misses_per_access` times for
+/// Miss ratio of a program that co-runs with others, if all programs together miss `cache_misses_per_access` times for
 /// each of its own accesses. `None` without samples or lines.
 pub fn co_run_miss_ratio(
     reuse: &ReuseTimes,
@@ -52,7 +52,7 @@ pub fn co_run_miss_ratio(
         .then(|| misses_at(&sharer, cache_misses_per_access, lines).0)
 }
 
-/// Returns the overall miss ratio M of all programs together, as [`crate::statcc`] defines it.
+/// Overall miss ratio M of all programs together, as [`crate::statcc`] defines it.
 pub(crate) fn total_miss_ratio(sharers: &[CacheSharer<'_>], lines: u64) -> Option<f64> {
     if lines == 0
         || sharers.is_empty()
@@ -83,8 +83,8 @@ pub(crate) fn total_miss_ratio(sharers: &[CacheSharer<'_>], lines: u64) -> Optio
     Some(miss_ratio)
 }
 
-/// Returns the misses per access of one program if the fraction `ratio` of all accesses misses, and their derivative
-/// with respect to `ratio`.
+/// Misses per access of one program if the fraction `ratio` of all accesses misses, and their derivative with respect
+/// to `ratio`.
 pub(crate) fn misses_at(sharer: &CacheSharer<'_>, ratio: f64, lines: u64) -> (f64, f64) {
     let samples = sharer.reuse.samples();
     let (mut misses, mut slope) = (sharer.reuse.unreused_samples(), 0.0);

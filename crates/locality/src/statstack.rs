@@ -1,10 +1,10 @@
 //! StatStack: the miss ratio of an LRU cache, from sampled reuse times (Eklov and Hagersten 2010; papers BS 1).
 //!
 //! Problem: the misses of an LRU cache depend on the number of distinct lines between two touches (the stack distance),
-//! but samples contain only the number of accesses between them. Method: of the accesses in between, those are counted
-//! whose line is not touched again before the window ends. The access that lies j accesses before the end is one of
-//! them with probability P(T > j), where T is the reuse time of any access. A window of x accesses therefore contains,
-//! in expectation,
+//! but samples contain only the number of accesses between them. Method: count each access in between whose line is not
+//! touched again before the window ends, because it is the last touch of a distinct line. The access that lies j
+//! accesses before the end is one of them with probability P(T > j), where T is the reuse time of any access. A window
+//! of x accesses therefore contains, in expectation,
 //!
 //! lines(x) = Σ_{j = 0 .. x − 1} P(T > j)
 //!
@@ -79,7 +79,7 @@ impl StackModel {
         })
     }
 
-    /// Returns the expected number of distinct lines in a window of `accesses`.
+    /// Expected number of distinct lines in a window of `accesses`.
     pub fn lines_in(&self, accesses: f64) -> f64 {
         if accesses >= self.end_time {
             return self.lines_at_end + (accesses - self.end_time) * self.cold_share;
@@ -91,8 +91,8 @@ impl StackModel {
         self.segments[index].expected_lines(accesses - self.segments[index].start)
     }
 
-    /// Returns the number of accesses until this number of distinct lines has been touched; `None` if the program never
-    /// touches that many.
+    /// Number of accesses until this many distinct lines have been touched; `None` if the program never touches that
+    /// many.
     pub fn accesses_to_touch(&self, lines: f64) -> Option<f64> {
         // Sums of probabilities are rounded, but a cycle through 100 lines must count as touching 100 - 1 others.
         if lines > self.lines_at_end + 1e-9 * (1.0 + lines) {
@@ -119,8 +119,8 @@ impl StackModel {
         Some(segment.start + offset.min(segment.length))
     }
 
-    /// Returns the number of distinct lines that the program ever touches, as far as the samples show; infinite if some
-    /// samples never recurred.
+    /// Distinct lines that the program ever touches, as far as the samples show; infinite if some samples never
+    /// recurred.
     pub fn max_lines(&self) -> f64 {
         if self.cold_share > 0.0 {
             f64::INFINITY
@@ -129,12 +129,12 @@ impl StackModel {
         }
     }
 
-    /// Returns the number of accesses after which no sample recurred any more.
+    /// Number of accesses after which no sample recurred any more.
     pub fn max_reuse_time(&self) -> f64 {
         self.end_time
     }
 
-    /// Returns the fraction of accesses whose line recurs only after at least `accesses` others, or never.
+    /// Fraction of accesses whose line recurs only after at least `accesses` others, or never.
     pub fn late_reuse_fraction(&self, accesses: f64) -> f64 {
         // Times are integers; this is the first one that is at least `accesses`, with a tolerance for earlier rounding.
         let first_time = (accesses * (1.0 - 1e-12) - 1e-9).ceil().max(0.0);
@@ -149,7 +149,7 @@ impl StackModel {
         segment.survival - segment.ending_share * (first_time - segment.start) / segment.length
     }
 
-    /// Returns the miss ratio of an LRU cache of `lines` lines that the program has to itself.
+    /// Miss ratio, 0 to 1, of an LRU cache of `lines` lines that the program has to itself.
     pub fn miss_ratio(&self, lines: u64) -> f64 {
         self.miss_ratio_at(lines as f64)
     }
@@ -161,8 +161,8 @@ impl StackModel {
     }
 }
 
-/// Returns the miss ratio (0 to 1, of the sampled accesses) of a program alone on a fully associative LRU cache of
-/// `lines` lines. `None` without samples or lines.
+/// Miss ratio (0 to 1, of the sampled accesses) of a program alone on a fully associative LRU cache of `lines` lines.
+/// `None` without samples or lines.
 pub fn miss_ratio(reuse: &ReuseTimes, lines: u64) -> Option<f64> {
     StackModel::new(reuse)
         .filter(|_| lines > 0)
@@ -182,8 +182,8 @@ mod tests {
         sampler.finish()
     }
 
-    /// Returns the fraction of accesses with a stack distance of `size` or more, including cold ones, computed as
-    /// directly as possible.
+    /// Fraction of accesses with a stack distance of `size` or more, including cold ones, computed as directly as
+    /// possible.
     fn lru_miss_ratio(lines: &[u64], size: usize) -> f64 {
         let (mut stack, mut misses): (Vec<u64>, u64) = (Vec::new(), 0);
         for &line in lines {

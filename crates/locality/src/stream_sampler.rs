@@ -74,7 +74,7 @@ impl RunningPhase {
     }
 }
 
-/// Returns the timing of the stretches that end in a part of the stream, or else of the next one; `None` without any.
+/// Timing of the stretches that end in a part of the stream, or else of the next one; `None` without any.
 fn core_timing_of(
     core: &[CoreStretch],
     start_access: u64,
@@ -96,7 +96,7 @@ fn draw_branch_wait(core: &CoreSamples, number: u64, access: &SampledAccess) -> 
     !access.is_store && (crate::hash::mix(number) as f64) < share * u64::MAX as f64
 }
 
-/// Returns the index of the bucket of a distance.
+/// Short distances have a bucket each; longer ones share a bucket with their neighbors.
 fn bucket_of(distance: u32) -> usize {
     if distance < EXACT_DISTANCES {
         return distance as usize;
@@ -107,7 +107,7 @@ fn bucket_of(distance: u32) -> usize {
         - (1 << BUCKET_BITS)) as usize
 }
 
-/// Returns the largest distance of a bucket.
+/// The largest distance of the bucket, in lines.
 fn bucket_bound(bucket: usize) -> u64 {
     let exact = EXACT_DISTANCES as usize;
     if bucket < exact {
@@ -161,9 +161,8 @@ impl StreamSampler {
         Ok(())
     }
 
-    /// Returns the sample, and the number of accesses at every distance. `core` is what instructions cost in stretches
-    /// of the stream, and what branches wait for, if that is known. Which of an instruction's loads delay a branch is
-    /// drawn.
+    /// The sample, and the number of accesses at every distance. `core` is what instructions cost in stretches of the
+    /// stream, and what branches wait for, if that is known. Which of an instruction's loads delay a branch is drawn.
     ///
     /// # Errors
     /// As [`push`](Self::push).

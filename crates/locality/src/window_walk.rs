@@ -120,12 +120,12 @@ pub struct WalkCounts {
 }
 
 impl WalkCounts {
-    /// Returns the mean number of misses on their way while there is one; `None` without misses.
+    /// Mean number of misses on their way while there is one; `None` without misses.
     pub fn overlapped_misses(&self) -> Option<f64> {
         (self.busy_cycles > 0.0).then(|| self.miss_cycles / self.busy_cycles)
     }
 
-    /// Returns the lines that are needed from beyond the contended cache, prefetched or not.
+    /// Lines that are needed from beyond the contended cache, prefetched or not.
     pub fn needed_lines(&self) -> f64 {
         self.demand_misses + self.prefetched_misses
     }
@@ -146,7 +146,7 @@ impl WalkCounts {
 }
 
 impl WalkMachine {
-    /// Returns the first core of a machine; `None` if it has no data cache.
+    /// The first core of a machine; `None` if it has no data cache.
     pub fn from_machine(machine: &MachineSpec) -> Option<Self> {
         let contended = machine.last_level_cache()?;
         let line_bytes = u64::from(contended.line_bytes);
@@ -208,7 +208,7 @@ impl WalkMachine {
         })
     }
 
-    /// Returns the instructions per cycle between two misses.
+    /// Instructions per cycle between two misses: the issue width, unless the timing of the stretch is known.
     fn instr_per_cycle(&self, core: Option<&InstructionTiming>) -> f64 {
         let timed_cycles = self.refill_cycles().and_then(|refill_cycles| {
             // Code comes from the second level, as if a hit in the first took no longer than that of data.
@@ -226,7 +226,7 @@ impl WalkMachine {
         timed_cycles.map_or(self.issue_width, |cycles| 1.0 / cycles)
     }
 
-    /// Returns the cycles of refilling the pipeline; `None` if branches do not count on this machine.
+    /// Cycles of refilling the pipeline; `None` if branches do not count on this machine.
     fn refill_cycles(&self) -> Option<f64> {
         if self.is_in_order {
             None
@@ -235,7 +235,7 @@ impl WalkMachine {
         }
     }
 
-    /// Returns the lines of the largest private cache; 0 if there is none.
+    /// Lines of the largest private cache; 0 if there is none.
     pub fn private_lines(&self) -> u64 {
         let private_levels = &self.levels[..self.levels.len().saturating_sub(1)];
         private_levels
@@ -295,15 +295,15 @@ pub fn walk_phase(
     phase.parts.iter().map(walk_part).collect()
 }
 
-/// Returns the sum of counts.
+/// Over all fields; no counts sum to zeros.
 pub fn sum_counts(counts: &[WalkCounts]) -> WalkCounts {
     counts
         .iter()
         .fold(WalkCounts::default(), |sum, count| sum.combine(*count, 1.0))
 }
 
-/// Returns one standard error of the cycles per instruction, relative to them, that sampling leaves; `None` for less
-/// than two parts. The parts lie at equal distances and are taken for random ones (SMARTS, section 3).
+/// One standard error of the cycles per instruction, relative to them, that sampling leaves; `None` for fewer than two
+/// parts. The parts lie at equal distances and are taken for random ones (SMARTS, section 3).
 pub fn sampling_error_share(parts: &[WalkCounts]) -> Option<f64> {
     let sum = sum_counts(parts);
     if parts.len() < 2 || sum.cycles <= 0.0 || sum.instructions <= 0.0 {
@@ -359,7 +359,7 @@ impl RecentLines {
         self.line_count = 0;
     }
 
-    /// Returns the place of a line, which has it or is free.
+    /// The place that has the line, or the free one where it belongs.
     fn place_of(&self, line: u64) -> usize {
         let mut place = (crate::hash::mix(line) >> (64 - TABLE_BITS)) as usize;
         loop {
@@ -440,7 +440,7 @@ impl TakenPlaces {
         }
     }
 
-    /// Returns the first cycle from `cycle` on at which a place is free.
+    /// First cycle from `cycle` on at which a place is free.
     fn first_free_cycle(&self, cycle: f64) -> f64 {
         let mut free_cycle = cycle;
         loop {
@@ -459,7 +459,7 @@ impl TakenPlaces {
         }
     }
 
-    /// Returns the share of the places that are taken at a cycle.
+    /// Share of the places that are taken at a cycle.
     fn taken_share(&self, cycle: f64) -> f64 {
         let is_taken = |&&(start, end): &&(f64, f64)| start <= cycle && cycle < end;
         self.times.iter().filter(is_taken).count() as f64 / self.count as f64
@@ -479,7 +479,7 @@ struct BusyTimes {
 }
 
 impl BusyTimes {
-    /// Returns the first cycle from `cycle` on at which the bus is free for `length` cycles.
+    /// First cycle from `cycle` on at which the bus is free for `length` cycles.
     fn first_gap(&self, cycle: f64, length: f64) -> f64 {
         let mut gap_start = cycle;
         for &(start, end) in &self.times {
@@ -572,7 +572,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Returns the index of the level that has a line of this distance; the number of levels stands for memory.
+    /// Index of the level that has a line of this distance; the number of levels stands for memory.
     fn level_at(&self, distance: Option<u64>) -> usize {
         let distance = distance.unwrap_or(self.footprint_lines.saturating_sub(1));
         let levels = &self.machine.levels;
@@ -597,7 +597,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Returns the cycle at which a line that is requested from memory arrives.
+    /// Takes a place and a gap of the bus for a line that is requested from memory at `cycle`; the result is the cycle
+    /// at which it arrives.
     fn read_memory(&mut self, cycle: f64, latency: f64) -> f64 {
         let place_cycle = match &self.reads {
             Some(reads) => reads.first_free_cycle(cycle),
@@ -621,8 +622,8 @@ impl<'a> Walk<'a> {
         self.bus.take(gap_start, line_cycles, past_cycle);
     }
 
-    /// Returns the share of the way to memory that is free for prefetches: 0 if they would wait for longer than an
-    /// access takes, or if the bus reads as many lines as it can.
+    /// Share of the way to memory that is free for prefetches: 0 if they would wait for longer than an access takes, or
+    /// if the bus reads as many lines as it can.
     fn free_room(&self, cycle: f64) -> f64 {
         let latency = self.machine.memory_latency_cycles;
         let line_cycles = self.machine.cycles_per_line;
@@ -634,7 +635,7 @@ impl<'a> Walk<'a> {
         (1.0 - waiting_share.max(taken_share)).max(0.0)
     }
 
-    /// Returns the cycle at which the address of an access is known.
+    /// The cycle at which the address of an access is known: 0 if it depends on no earlier access.
     fn address_cycle(&self, access: &SampledAccess) -> f64 {
         let index = self.value_cycles.len();
         let source = match self.options.dependences {

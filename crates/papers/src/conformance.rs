@@ -41,7 +41,7 @@ const REFERENCE: ReferencePredictor = ReferencePredictor {
 /// Runs a policy on `machine_count` generated machines.
 ///
 /// # Errors
-/// Returns the first violated rule.
+/// The first violated rule.
 pub fn check_policy(
     policy_factory: PolicyFactory<'_>,
     machine_count: u64,

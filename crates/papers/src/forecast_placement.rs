@@ -36,7 +36,7 @@ pub type MachineForecast<'a, E> = dyn FnMut(&[CpuId]) -> Result<Vec<Estimate>, E
 /// result is that of [`place`] by `costs`, because programs that take turns do not run at once.
 ///
 /// # Errors
-/// Returns the errors of [`place`] and of `forecast`.
+/// Those of [`place`] and of `forecast`.
 pub fn place_by_forecast<E: From<PlacementError>>(
     names: &[String],
     costs: &PairCosts,

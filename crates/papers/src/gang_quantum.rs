@@ -132,7 +132,7 @@ pub(crate) fn mean_slowdown(tasks: &[GangCandidate], turn_ns: f64) -> f64 {
 /// `max_slowdown`, and never longer than `max_wait_ns` allows.
 ///
 /// # Errors
-/// Returns an error if no allowed turn pays off.
+/// No allowed turn pays off.
 pub(crate) fn quantum_ns(
     tasks: &[GangCandidate],
     max_slowdown: f64,

@@ -79,8 +79,8 @@ impl Parameters {
     /// Parses parameters from TOML.
     ///
     /// # Errors
-    /// Returns an error if a parameter is unknown or has the wrong type, if the window or the number of rounds is 0, or
-    /// if `worth_moving` is not between 0 and 10.
+    /// A parameter is unknown or has the wrong type, the window or the number of rounds is 0, or `worth_moving` is not
+    /// between 0 and 10.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
         let parameters: Parameters = crate::policies::parse_parameters(text)?;
         ParameterRange::OneOrMore.check([

@@ -37,7 +37,7 @@ impl ParameterError {
 /// Parses a policy's parameters from TOML. The type must have `#[serde(deny_unknown_fields, default)]`.
 ///
 /// # Errors
-/// Returns an error if the TOML is invalid, a name is unknown, or a value has the wrong type.
+/// The TOML is invalid, a name is unknown, or a value has the wrong type.
 pub fn parse_parameters<T: DeserializeOwned>(text: &str) -> Result<T, ParameterError> {
     toml::from_str(text).map_err(|error| ParameterError::Toml(Box::new(error)))
 }
@@ -85,7 +85,7 @@ impl ParameterRange {
     /// Checks values with their names.
     ///
     /// # Errors
-    /// Returns an error for the first value outside the range.
+    /// Names the first value outside the range.
     pub fn check<'a>(
         self,
         values: impl IntoIterator<Item = (&'a str, f64)>,

@@ -49,7 +49,7 @@ pub enum PlacementError {
 /// The CPUs for this number of programs: one CPU per core while that is enough, otherwise every hardware thread.
 ///
 /// # Errors
-/// Returns an error if the machine has no online CPU.
+/// The machine has no online CPU.
 pub fn cache_seats(
     topology: &Topology,
     programs: usize,
@@ -229,8 +229,7 @@ pub(crate) fn check_costs(names: &[String], costs: &PairCosts) -> Result<(), Pla
 /// a measured one to validate a scheme.
 ///
 /// # Errors
-/// Returns an error if there is no online CPU, or if a matrix is not square, not finite, or of another size than
-/// `names`.
+/// There is no online CPU, or a matrix is not square, not finite, or of another size than `names`.
 pub fn place(
     names: &[String],
     decision_costs: &PairCosts,

@@ -31,8 +31,8 @@ mod standard;
 
 use cachemate_auto::verifier::Verifier;
 use cachemate_core::{
-    ControlLoop, ControlLoopError, GuardConfig, Machine, Observation, PipelineConfig, Policy,
-    PolicyConfig, ProfileRecall, Profiler, ProfilerConfig, Profiles, RunHeader, WindowRecord,
+    ControlLoop, ControlLoopError, Machine, Observation, PipelineConfig, Policy, PolicyConfig,
+    ProfileRecall, Profiler, ProfilerConfig, Profiles, RunHeader, WindowRecord,
 };
 use cachemate_papers::policies::{PolicyError, PolicyRegistry};
 use cachemate_papers::reference_predictor::ReferencePredictor;
@@ -120,11 +120,6 @@ pub struct Pipeline {
     profilers: Vec<Box<dyn Profiler>>,
 }
 
-/// Wraps a policy in its verifier, for a running pipeline whose policy is to be replaced.
-pub fn wrap_in_verifier(policy: Box<dyn Policy>, guard: Option<GuardConfig>) -> VerifiedPolicy {
-    Verifier::new(policy, guard)
-}
-
 impl Pipeline {
     /// Builds the profilers, predictor, policy and verifier that the configuration names.
     ///
@@ -142,7 +137,7 @@ impl Pipeline {
 
     /// Builds a pipeline around a policy that is not in the registry, such as an experiment's own.
     pub fn with_policy(config: PipelineConfig, policy: Box<dyn Policy>) -> Self {
-        let verified_policy = wrap_in_verifier(policy, config.guard);
+        let verified_policy = Verifier::new(policy, config.guard);
         let profilers = config
             .profilers
             .iter()

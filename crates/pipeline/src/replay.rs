@@ -43,8 +43,7 @@ impl ReplayMachine {
         }
     }
 
-    /// Policy, parameters and seed as recorded. The CPUs that are online are those of the last
-    /// window, because the replay updates them.
+    /// Policy, parameters and seed as recorded. Its online CPUs are updated as the replay advances.
     pub fn header(&self) -> &RunHeader {
         &self.header
     }

@@ -244,8 +244,8 @@ enum RuleStep {
 }
 
 impl NodeThrottles {
-    /// Lets the limits of programs that moved to another cache hold there. A limit whose quantity does not exist there
-    /// ends. Returns whether a limit changes.
+    /// Lets the limits of programs that moved to another cache hold there. A limit whose quantity does not exist there ends.
+    /// The result is true if a limit changes.
     fn follow(&mut self, aggressors: &[Aggressor]) -> bool {
         let mut has_changed = false;
         self.throttles.retain_mut(|throttle| {
@@ -592,7 +592,7 @@ impl BandwidthGuard {
     }
 
     /// Observes a window in which no other change was being measured, and applies the rule on every memory node.
-    /// Returns whether a limit changes.
+    /// The result is true if a limit changes.
     pub fn observe(&mut self, view: &View<'_>, levers: Levers, reasons: &mut Vec<Reason>) -> bool {
         self.goal_processes.clear();
         self.solo_speeds.observe(view.observation);

@@ -37,7 +37,9 @@ use self::model::decided_plan::DecidedPlan;
 use self::model::forecast::forecast;
 use self::model::layout::SiteLayout;
 pub use self::model::score::PlanObjective;
-use self::model::search_input::{SEARCH_INTERVAL_WINDOWS, SearchHistory, SearchInput, task_stamp};
+use self::model::search_input::{
+    SEARCH_INTERVAL_WINDOWS, SearchHistory, SearchInput, searched_tasks,
+};
 use self::proposal::{PlanFinder, Proposal};
 use self::service_confinement::ServiceConfinements;
 
@@ -195,7 +197,7 @@ enum ChangeOrigin {
 #[derive(Default)]
 struct PartitionClimb {
     /// Layouts that a step has improved.
-    beaten_layouts: Vec<SiteLayout>,
+    superseded_layouts: Vec<SiteLayout>,
     /// Number of failures since the last step that was kept, and since the last plan.
     failed_steps: u32,
     halvings: u32,
@@ -217,7 +219,7 @@ impl PartitionClimb {
 
     /// Begins at other partitions or in another phase.
     fn restart(&mut self) {
-        self.beaten_layouts.clear();
+        self.superseded_layouts.clear();
         (self.failed_steps, self.halvings) = (0, 0);
     }
 
@@ -247,7 +249,7 @@ impl PartitionClimb {
         }
 
         if is_kept {
-            self.beaten_layouts.push(change.layout_before);
+            self.superseded_layouts.push(change.layout_before);
         }
     }
 }
@@ -466,15 +468,15 @@ impl Auto {
             return None;
         }
 
-        let stamp = task_stamp(view, &self.evidence.curves);
+        let tasks = searched_tasks(view, &self.evidence.curves);
         // Without the sites of the last search, its results describe another machine.
         let last_results = self.searches.last_results.as_ref();
         let is_same_machine =
             last_results.is_none_or(|results| results.problem.sites == self.evidence.sites);
-        if is_same_machine && !self.searches.is_outdated(&stamp, window) {
+        if is_same_machine && !self.searches.is_outdated(&tasks, window) {
             return self.search_step(view, plan, reasons);
         }
-        self.searches.record_start(stamp, window);
+        self.searches.record_start(tasks, window);
         self.search_plan(view, plan, reasons)
     }
 
@@ -549,9 +551,9 @@ impl Auto {
         }
         let input = self.searches.last_results.as_ref()?;
         let max_units = self.partition_climb.max_step_units()?;
-        let beaten_layouts = &self.partition_climb.beaten_layouts;
+        let superseded_layouts = &self.partition_climb.superseded_layouts;
         let finder = self.build_finder(view, plan);
-        let step = finder.find_step(input, beaten_layouts, max_units)?;
+        let step = finder.find_step(input, superseded_layouts, max_units)?;
         let text = format!(
             "units are moved between partitions: {:+.1} % forecast",
             100.0 * step.gain
@@ -754,6 +756,7 @@ pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, Para
 
 #[cfg(test)]
 mod tests {
+    use super::model::search_input::SearchedTask;
     use super::*;
     use cachemate_core::test_support::{
         NullPredictor, ViewFixture, capabilities_fixture, last_level_caches, observation_fixture,
@@ -764,6 +767,14 @@ mod tests {
         ProcessId, Profile, Profiles, ShareMember, TaskId, Units, Verdicts,
     };
     use cachemate_locality::profilers::AVERAGED;
+
+    fn searched_task(id: u32, phase_number: u32, has_curve: bool) -> SearchedTask {
+        SearchedTask {
+            task: TaskId(id),
+            phase_number,
+            has_curve,
+        }
+    }
 
     /// Two counted tasks that run all the time.
     fn window_fixture(window: u64) -> Observation {
@@ -836,9 +847,10 @@ mod tests {
     fn partitions_outlast_a_change_of_phase() {
         let plan = divided_plan(&[0, 1]);
         let mut policy = Auto::new(Parameters::default(), 1);
-        policy
-            .searches
-            .record_start(vec![(TaskId(0), 0, true), (TaskId(1), 0, true)], 1);
+        policy.searches.record_start(
+            vec![searched_task(0, 0, true), searched_task(1, 0, true)],
+            1,
+        );
         assert_eq!(
             decide_window(&mut policy, window_fixture(2), &plan, &())
                 .plan
@@ -864,9 +876,9 @@ mod tests {
             assert_eq!(decided_plan.shares, plan.shares, "in window {window}");
             plan = decided_plan;
         }
-        let stamp = vec![(TaskId(0), 1, false), (TaskId(1), 0, false)];
+        let tasks = [searched_task(0, 1, false), searched_task(1, 0, false)];
         assert!(
-            !policy.searches.is_outdated(&stamp, 2 * PATIENCE_WINDOWS),
+            !policy.searches.is_outdated(&tasks, 2 * PATIENCE_WINDOWS),
             "a search began"
         );
     }
@@ -888,8 +900,8 @@ mod tests {
             change(window, &mut fixture);
             fixture.decide(&mut policy, &NullPredictor);
             let view = fixture.view(&NullPredictor);
-            let stamp = task_stamp(&view, &policy.evidence.curves);
-            !policy.searches.is_outdated(&stamp, window)
+            let tasks = searched_tasks(&view, &policy.evidence.curves);
+            !policy.searches.is_outdated(&tasks, window)
         })
     }
 

@@ -172,12 +172,12 @@ impl PlanFinder<'_, '_> {
         Some(self.build_proposal(input, current_layout, (&layout, new_plan), gain))
     }
 
-    /// The best move of up to `max_units` units between two partitions by the forecast. `None` if every step is beaten
-    /// or on cooldown, or the forecast loses too much.
+    /// The best move of up to `max_units` units between two partitions by the forecast. `None` if every step is
+    /// superseded or on cooldown, or the forecast loses too much.
     pub fn find_step(
         &self,
         input: &SearchInput,
-        beaten_layouts: &[SiteLayout],
+        superseded_layouts: &[SiteLayout],
         max_units: u32,
     ) -> Option<Proposal> {
         let (problem, score_cache) = (&input.problem, &input.score_cache);
@@ -189,8 +189,9 @@ impl PlanFinder<'_, '_> {
 
         let mut steps: Vec<(LayoutScore, SiteLayout)> = Vec::new();
         for layout in unit_steps(problem, &current_layout, max_units) {
-            let is_beaten = |beaten: &SiteLayout| beaten.partitions == layout.partitions;
-            if beaten_layouts.iter().any(is_beaten) {
+            let is_superseded =
+                |superseded: &SiteLayout| superseded.partitions == layout.partitions;
+            if superseded_layouts.iter().any(is_superseded) {
                 continue;
             }
             let step_score = score(problem, &layout, score_cache);
@@ -229,7 +230,7 @@ impl PlanFinder<'_, '_> {
                 objective: self.parameters.objective,
                 min_speed: 0.0,
             },
-            remaining_scores: Cell::new(max_scores as usize),
+            score_budget: Cell::new(max_scores as usize),
             generator: SplitMix64::new(self.seed ^ 0xa070),
         }
     }

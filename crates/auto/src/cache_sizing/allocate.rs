@@ -153,7 +153,7 @@ const DEMAND_SLOWDOWN: f64 = 0.05;
 /// Allocates the units of the cache to the claimants.
 ///
 /// # Errors
-/// Returns an error if there are no claimants, or if the machine allows no group.
+/// There are no claimants, or the machine allows no group.
 pub fn allocate(
     claimants: &[Claimant],
     limits: &AllocationLimits,

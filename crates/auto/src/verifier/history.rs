@@ -297,7 +297,7 @@ impl History {
         self.trial = None;
     }
 
-    /// Returns to the reference, or to the baseline, which then becomes the reference.
+    /// Goes back to the reference, or to the baseline, which then becomes the reference.
     pub fn revert(&mut self, reverts_to_baseline: bool) {
         self.trial = None;
         if let Some(baseline) = self.baseline.take_if(|_| reverts_to_baseline) {

@@ -1,8 +1,8 @@
 //! Significance of a difference between two series of windows.
 //!
 //! Medians are compared, so that a pause in one window decides nothing. Their standard error comes from the spread of
-//! both series together. Windows that resemble their predecessor count less: with autocorrelation r, n windows are
-//! worth n (1 - r) / (1 + r) independent ones (Bartlett 1946; von Storch and Zwiers, Statistical Analysis in Climate
+//! both series together. Correlated windows carry less information: with autocorrelation r, n windows are worth
+//! n (1 - r) / (1 + r) independent ones (Bartlett 1946; von Storch and Zwiers, Statistical Analysis in Climate
 //! Research, 6.6.8). The bound is Student's, because a spread from few windows is itself uncertain.
 
 use cachemate_core::median;
@@ -109,13 +109,13 @@ mod tests {
     /// Is the standard error at least the spread of repetitions, whether or not successive windows are similar?
     #[test]
     fn the_error_is_no_smaller_than_the_spread_of_repetitions() {
-        for alike in [0.0, 0.5] {
+        for autocorrelation in [0.0, 0.5] {
             let mut generator = SplitMix64::new(3);
             let (mut errors, mut values) = (Vec::new(), Vec::new());
             for _ in 0..2000 {
                 let mut last = 0.0;
                 let mut next = || {
-                    last = alike * last + generator.draw_unit() - 0.5;
+                    last = autocorrelation * last + generator.draw_unit() - 0.5;
                     last
                 };
                 let series: Vec<f64> = (0..35).map(|_| next()).collect();
@@ -125,7 +125,7 @@ mod tests {
             }
             let ratio =
                 libm::sqrt(mean(&errors) / (squared_deviations(&values) / values.len() as f64));
-            assert!((0.85..1.6).contains(&ratio), "{alike}: {ratio}");
+            assert!((0.85..1.6).contains(&ratio), "{autocorrelation}: {ratio}");
         }
     }
 

@@ -31,7 +31,7 @@ pub struct Explain {
 /// Maximum length of a program's name that the kernel stores, in bytes.
 const MAX_NAME_BYTES: usize = 15;
 
-/// Returns whether `program` denotes this task, by process id, thread id or name.
+/// `program` is a process id, a thread id or a name.
 fn is_named(task: &TaskSnapshot, program: &str) -> bool {
     match program.parse::<i32>() {
         Ok(id) => task.pid == id || task.tid == id,
@@ -42,7 +42,7 @@ fn is_named(task: &TaskSnapshot, program: &str) -> bool {
     }
 }
 
-/// Returns the error for a program that no managed task matches, with the reason.
+/// For a program that no managed task matches: the error names the reason.
 fn no_data_error(
     program: &str,
     tasks: &[TaskSnapshot],

@@ -92,7 +92,7 @@ impl HistoryArgs {
         })
     }
 
-    /// Returns the error for a request that the history does not answer, with the reason.
+    /// For a request that the history does not answer: the error names the reason.
     fn absence_error(&self, state_dir: &std::path::Path, all: &HistoryJson) -> anyhow::Error {
         let place = state_dir.display();
         if all.minutes.is_empty() {
@@ -120,7 +120,7 @@ impl HistoryArgs {
     }
 }
 
-/// Returns an error unless the history of a service exists, for requests about services that have ended.
+/// For requests about services that have ended.
 ///
 /// # Errors
 /// The files cannot be read, or nothing in them concerns the service.

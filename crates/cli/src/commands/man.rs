@@ -50,7 +50,7 @@ max_slowdown = \"5%\"
 kind = \"unit\"
 ";
 
-/// Returns the manual page of the configuration, generated from the table of its keys.
+/// Generated from the table of its keys, so that it cannot lag behind the page.
 fn config_page() -> String {
     let mut text =
         ".TH cachemate.toml 5\n.SH NAME\ncachemate.toml \\- configuration of the cachemate daemon\n.SH KEYS\n"

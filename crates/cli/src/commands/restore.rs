@@ -230,8 +230,8 @@ impl RestoreArgs {
     }
 }
 
-/// Returns the state directory, and the directories of `cachemate run` below it, each with its own journal; empty if it
-/// does not exist.
+/// The state directory, and the directories of `cachemate run` below it, each with its own journal; empty if it does
+/// not exist.
 fn state_dirs(state_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut dirs = vec![state_dir.to_path_buf()];
     let read_run_dirs = || -> io::Result<Vec<PathBuf>> {

@@ -218,7 +218,7 @@ impl RunArgs {
         check_exits(&result.programs)
     }
 
-    /// Returns the minimum length of a run for a comparison, in seconds.
+    /// The shortest run, in seconds, that may be compared with another.
     fn min_compared_seconds(&self) -> f64 {
         self.window_ms as f64 / 1e3 * f64::from(MIN_COMPARED_WINDOWS)
     }

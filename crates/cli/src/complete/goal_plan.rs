@@ -156,7 +156,7 @@ impl StaticPlanSearch {
         ))
     }
 
-    /// Returns the first program whose removal lets all promises be kept. Programs without a promise are tried first.
+    /// The first program whose removal lets all promises be kept. Programs without a promise are tried first.
     fn find_program_to_remove(&self) -> anyhow::Result<Vec<String>> {
         let mut order: Vec<usize> = (0..self.jobs.len()).collect();
         order.sort_by_key(|&index| max_slowdown(&self.jobs[index]).is_some());

@@ -11,8 +11,7 @@ use cachemate_report::text::escape_controls;
 
 use crate::host_machine::KernelCpu;
 
-/// Returns the blocks for the caches of a plan for this host, whose CPUs have these numbers in the order of the
-/// topology's.
+/// Blocks for the caches of a plan for this host, whose CPUs have these numbers in the order of the topology's.
 pub fn describe_pinning(
     placement: &Placement,
     topology: &Topology,

@@ -69,7 +69,7 @@ pub enum SlowdownModel {
 }
 
 impl SlowdownModel {
-    /// Returns the name of the model, as `--model` accepts it.
+    /// As `--model` accepts it.
     pub fn name(&self) -> &'static str {
         match self {
             SlowdownModel::Interval { .. } => INTERVAL_MODEL,
@@ -154,7 +154,7 @@ impl Prediction {
         })
     }
 
-    /// Returns the matrix of costs, with intervals if the model has them.
+    /// Costs with intervals, if the model has them.
     pub fn matrix(&self) -> CostTable {
         cost_table(
             &self.program_names(),
@@ -164,7 +164,7 @@ impl Prediction {
         )
     }
 
-    /// Returns the source of each program's timing; `None` for schemes.
+    /// Where each program's timing comes from; `None` for schemes.
     pub fn timing_bases(&self) -> Option<Vec<TimingBasis>> {
         match &self.model {
             SlowdownModel::Interval { timed, .. } => {
@@ -359,7 +359,7 @@ pub fn interval_costs(
     Ok((costs, bases))
 }
 
-/// Returns the programs with their timing; equal inputs are timed once.
+/// In the order of `names`; equal inputs are timed once.
 fn time_programs(
     session: &Session,
     names: &[String],

@@ -134,7 +134,6 @@ pub fn load_all(
     Ok(programs)
 }
 
-/// Returns the name without the number of a copy.
 pub fn name_without_number(name: &str) -> &str {
     match name.rsplit_once('#') {
         Some((name, number)) if number.parse::<usize>().is_ok() => name,
@@ -142,7 +141,7 @@ pub fn name_without_number(name: &str) -> &str {
     }
 }
 
-/// Returns whether the file is a profile rather than a recording.
+/// The first bytes decide whether a file is a profile or a recording, and not its name.
 pub fn is_profile(path: &Path) -> anyhow::Result<bool> {
     let mut first_bytes = Vec::new();
     let file = cachemate_files::open_plain(path)
@@ -154,7 +153,7 @@ pub fn is_profile(path: &Path) -> anyhow::Result<bool> {
 }
 
 impl ProfiledInput {
-    /// Returns the summary of the program for tables and pages.
+    /// For tables and pages.
     pub fn summary(&self) -> ProgramSummary {
         let positions = self.profile.stack_positions();
         let class =
@@ -184,7 +183,7 @@ impl ProfiledInput {
         }
     }
 
-    /// Returns the program's miss-rate curve.
+    /// Empty without a curve.
     pub fn curve(&self) -> Vec<CurvePoint> {
         whole_curve(&self.file).unwrap_or_default()
     }

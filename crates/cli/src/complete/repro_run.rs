@@ -38,7 +38,7 @@ pub struct FormArgs {
 }
 
 impl FormArgs {
-    /// Returns the name of the form (full, quick or sample) under which costs are stored.
+    /// The form (full, quick or sample) under which costs are stored.
     pub fn form(&self) -> &'static str {
         match (self.quick, self.sample) {
             (_, true) => "sample",
@@ -47,12 +47,12 @@ impl FormArgs {
         }
     }
 
-    /// Returns whether the runs are smaller than those to which the targets apply.
+    /// The runs are smaller than those to which the targets apply.
     pub fn is_short(&self) -> bool {
         self.quick || self.sample
     }
 
-    /// Returns the named experiments, or all.
+    /// The named experiments, or all; an error for an unknown id.
     pub fn experiments(&self) -> anyhow::Result<Vec<Experiment>> {
         let all = ["all".to_string()];
         let ids = if self.ids.is_empty() {
@@ -79,8 +79,8 @@ impl FormArgs {
         }
     }
 
-    /// Returns the CPU seconds of an experiment that starts from an empty store. This is the last measured value or,
-    /// for full runs, the declared one; `None` if neither is known.
+    /// CPU seconds of an experiment that starts from an empty store. This is the last measured value or, for full runs,
+    /// the declared one; `None` if neither is known.
     fn estimate_cost(&self, experiment: &Experiment, seeds: usize) -> Option<f64> {
         let measured_cost =
             store::dir().and_then(|dir| dir.latest_cost(&experiment.ids, self.form()));
@@ -92,7 +92,7 @@ impl FormArgs {
     }
 }
 
-/// Returns the CPU time of this process.
+/// All threads of this process count, ended ones too.
 pub fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
@@ -112,7 +112,7 @@ impl CostMeter {
         }
     }
 
-    /// Returns the CPU seconds since the start.
+    /// Counted since the start.
     pub fn cpu_seconds(&self) -> f64 {
         cpu_seconds() - self.cpu_seconds
     }
@@ -129,7 +129,7 @@ impl CostMeter {
     }
 }
 
-/// Returns the CPU hours of full runs, from measurements on two cores with three seeds.
+/// CPU hours of full runs, from measurements on two cores with three seeds.
 pub fn processor_hours<'a>(
     experiments: impl IntoIterator<Item = &'a Experiment>,
     seeds: usize,
@@ -348,7 +348,7 @@ impl ExperimentProgress {
         }
     }
 
-    /// Returns the number of seeds for the next run; `None` once all results are decided or the limit is reached.
+    /// Number of seeds for the next run; `None` once all results are decided or the limit is reached.
     fn next_seeds(&self, max_seeds: usize) -> Option<usize> {
         if self.failure.is_some() || self.is_over_budget || self.seeds >= max_seeds {
             return None;
@@ -366,7 +366,7 @@ impl ExperimentProgress {
         Some(next_count.min(max_seeds))
     }
 
-    /// Returns the number of results that more seeds can decide.
+    /// Results that more seeds can decide.
     fn open_result_count(&self) -> usize {
         match self.seeds {
             0 => self.experiment.ids.len(),
@@ -595,7 +595,7 @@ impl RunAccount<'_> {
     }
 }
 
-/// Returns the verdict, and for an undecided result the number of seeds that would decide it.
+/// For an undecided result, with the number of seeds that would decide it; empty without a verdict.
 fn describe_verdict(finding: &Finding) -> String {
     let Some(verdict) = finding.verdict else {
         return String::new();

@@ -246,7 +246,7 @@ impl StoreVerify {
     }
 }
 
-/// Returns the position of an entry in a random order that the content and the seed determine.
+/// Position of an entry in a random order that the content and the seed determine.
 fn draw_order(entry: &StoredEntry, seed: u64) -> u64 {
     let mix_byte = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     entry

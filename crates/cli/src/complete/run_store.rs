@@ -61,7 +61,7 @@ impl RunStoreArgs {
     }
 }
 
-/// Returns the default directory of a user's store.
+/// Below the user's cache directory.
 pub fn default_dir() -> PathBuf {
     paths::cache_dir().join("run-store")
 }
@@ -80,8 +80,8 @@ fn open_store(dir: Arc<RunDir>) {
     });
 }
 
-/// Returns the version of the package, and a fingerprint of all sources on which a result depends. Hosts that build the
-/// same sources get the same text.
+/// Version of the package, and a fingerprint of all sources on which a result depends. Hosts that build the same
+/// sources get the same text.
 pub fn source_version() -> String {
     format!(
         "{}+{}",

@@ -26,7 +26,7 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Returns whether the run at this position, counted from 0, belongs to the shard.
+    /// Runs are counted from 0, and dealt to the shards in turn.
     fn owns(self, position: usize) -> bool {
         position % self.count == self.part - 1
     }
@@ -64,7 +64,7 @@ pub struct ShardArg {
 }
 
 impl ShardArg {
-    /// Returns the runs of this process: those of its shard, or all.
+    /// The runs of this process: those of its shard, or all.
     pub fn select<T>(&self, runs: impl IntoIterator<Item = T>) -> Vec<T> {
         let is_owned = |position| self.shard.is_none_or(|shard| shard.owns(position));
         runs.into_iter()

@@ -14,7 +14,7 @@ pub struct SizeList(pub Vec<u64>);
 const MAX_SIZES: usize = 10_000;
 
 impl SizeList {
-    /// Returns the default sizes: from 4K to 64M, two per doubling.
+    /// From 4K to 64M, two sizes per doubling.
     pub fn with_defaults() -> Self {
         SizeList(default_sizes())
     }

@@ -207,12 +207,12 @@ impl TraceInput {
         Ok(measurement.finish()?)
     }
 
-    /// Returns the path of a complete recording, which [`open_at`] opens at any record.
+    /// A complete recording, which [`open_at`] opens at any record; `None` for one that can only be read in order.
     pub fn seekable_path(&self) -> Option<&Path> {
         self.seekable_path.as_deref()
     }
 
-    /// Returns what threads call after each batch of records: it shows the progress, and returns whether to go on.
+    /// Threads call it after each batch of records: it shows the progress, and its result is false once they must stop.
     pub fn observer(&self) -> impl Fn(u64) -> bool + Sync + use<> {
         let (bar, stop) = (self.bar.clone(), Arc::clone(&self.stop));
         move |count| {
@@ -235,13 +235,12 @@ impl TraceInput {
         self.reader.totals().filter(|_| is_whole).cloned()
     }
 
-    /// Returns the number of records if it is known before reading, otherwise 0.
+    /// Number of records if it is known before reading, otherwise 0.
     pub fn expected_records(&self) -> u64 {
         self.bar.length().unwrap_or(0)
     }
 
-    /// Returns the first records of the bursts of a seekable file, before it is read; empty for a recording without
-    /// gaps.
+    /// First records of the bursts of a seekable file, before it is read; empty for a recording without gaps.
     pub fn burst_starts(&self) -> &[u64] {
         self.reader.totals().map_or(&[], |totals| &totals.bursts)
     }
@@ -266,7 +265,7 @@ pub fn open_at(path: &Path, record: u64) -> Result<(u64, Box<dyn TraceReader>), 
     Ok((first_record, Box::new(reader)))
 }
 
-/// Returns the path of a recording: `name` is a path, or the name of a bundled recording.
+/// `name` is a path, or the name of a bundled recording.
 pub fn recording_path(name: &str) -> anyhow::Result<PathBuf> {
     let path = Path::new(name);
     let is_path = cachemate_files::path_exists(path) || name.contains(['/', '.']);

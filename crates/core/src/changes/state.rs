@@ -92,8 +92,8 @@ impl MachineState {
     /// Applies a change to this description, as a machine would apply it to its objects.
     ///
     /// # Errors
-    /// Returns an error if the current state is not the one from which the change starts, or if the change would break
-    /// a rule of every machine.
+    /// The current state is not the one from which the change starts, or the change would break a rule of every
+    /// machine.
     pub fn apply(&mut self, kind: &ChangeKind) -> Result<(), StaleChange> {
         let result = self.try_apply(kind);
         result.map_err(|mismatch| StaleChange {

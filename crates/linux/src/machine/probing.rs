@@ -86,7 +86,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         true
     }
 
-    /// Returns whether threads may wait during this probe; otherwise, the probe is abandoned with the reason.
+    /// Threads may wait only if the daemon acts and can run gangs; otherwise the probe is abandoned with the reason.
     fn may_pause_for(&mut self, probe: &ProbeRequest) -> bool {
         let observe_only = (!self.options.should_act).then_some(OBSERVE_ONLY_REASON);
         let reason = observe_only

@@ -259,7 +259,7 @@ impl MessageBuilder {
         self
     }
 
-    /// Returns the bytes of the built message.
+    /// The message in wire form.
     pub fn build(self) -> Vec<u8> {
         self.0
     }

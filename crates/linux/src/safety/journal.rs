@@ -328,7 +328,7 @@ pub enum JournalError {
 }
 
 impl JournalError {
-    /// Returns a function that converts an error of the file system at this path.
+    /// For `map_err`: an error of the file system at this path.
     pub(crate) fn io_error_at(path: &Path) -> impl Fn(io::Error) -> Self + Copy {
         move |source| JournalError::Io {
             path: path.to_path_buf(),

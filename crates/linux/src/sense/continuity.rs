@@ -103,7 +103,7 @@ impl SuspendClock {
         SuspendClock(Duration::from_nanos(suspended_ns))
     }
 
-    /// Returns whether the host was suspended since the last call. Steps of the wall clock change neither clock.
+    /// Whether the host was suspended since the last call. Steps of the wall clock change neither clock.
     pub(crate) fn advance(&mut self, now: SuspendClock) -> bool {
         let previous = std::mem::replace(self, now);
         now.0.saturating_sub(previous.0) >= MIN_SUSPENDED_TIME

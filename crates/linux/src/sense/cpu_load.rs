@@ -20,8 +20,8 @@ pub struct CpuLoadReader {
 }
 
 impl CpuLoadReader {
-    /// Returns the share of time in which each CPU was busy since the last call. A CPU without an earlier reading, or
-    /// without a tick since then, is absent.
+    /// Share of time in which each CPU was busy since the last call. A CPU without an earlier reading, or without a
+    /// tick since then, is absent.
     pub fn read(&mut self, kernel: &dyn Kernel) -> BTreeMap<u32, f64> {
         let text = kernel.read(Path::new("/proc/stat")).unwrap_or_default();
         let ticks: BTreeMap<u32, CpuTicks> = text.lines().filter_map(parse_cpu_line).collect();

@@ -22,7 +22,7 @@ impl CacheGeometry {
     /// Builds the geometry of a cache of `size_bytes` in total.
     ///
     /// # Errors
-    /// Returns an error if an argument is 0 or too large, or if the size is not a whole number of sets.
+    /// An argument is 0 or too large, or the size is not a whole number of sets.
     pub fn from_bytes(
         size_bytes: u64,
         line_bytes: u64,
@@ -66,7 +66,7 @@ impl CacheGeometry {
         }
     }
 
-    /// Returns the number of lines of the whole cache; `u64::MAX` if the product is larger.
+    /// Capacity of all slices in lines; `u64::MAX` if the product is larger.
     pub fn lines(&self) -> u64 {
         u64::from(self.sets)
             .saturating_mul(u64::from(self.ways))

@@ -107,7 +107,7 @@ impl CacheSimGroup {
         })
     }
 
-    /// Returns the number of sets of each part that take memory.
+    /// Of each part, the sets that take memory.
     #[cfg(test)]
     pub(super) fn set_counts(&self) -> Vec<usize> {
         let set_count = |(_, cache): &(usize, CacheSim)| match &cache.sets {
@@ -118,7 +118,7 @@ impl CacheSimGroup {
         self.parts.iter().map(part_sets).collect()
     }
 
-    /// Returns the misses of each cache, in the order of the geometries.
+    /// One count per cache, in the order of the geometries.
     pub fn misses(&self) -> Vec<u64> {
         let mut misses = vec![0; self.cache_count];
         for (index, cache) in self.parts.iter().flat_map(|part| &part.caches) {

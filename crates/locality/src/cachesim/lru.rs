@@ -46,12 +46,12 @@ impl Lru {
         }
     }
 
-    /// Returns the hits by stack position, starting with the most recently used.
+    /// By stack position, the most recently used first.
     pub(super) fn hits(&self) -> Vec<u64> {
         self.hits[..self.ways].to_vec()
     }
 
-    /// Returns the number of sets that take memory.
+    /// Only sets that take memory.
     #[cfg(test)]
     pub(super) fn set_count(&self) -> usize {
         match &self.tag_lists {

@@ -53,7 +53,7 @@ pub struct PositionProfile {
 }
 
 impl PositionProfile {
-    /// Returns the number of accesses: all hits plus the misses.
+    /// All hits plus the misses.
     pub fn accesses(&self) -> u64 {
         self.hits.iter().sum::<u64>() + self.misses
     }
@@ -79,8 +79,8 @@ impl CacheSim {
     /// Builds an empty cache.
     ///
     /// # Errors
-    /// Returns an error if the geometry is invalid, or if tree-PLRU is requested with a number of ways that is not a
-    /// power of two or is above 64.
+    /// The geometry is invalid, or tree-PLRU is requested with a number of ways that is not a power of two or is above
+    /// 64.
     pub fn new(geometry: CacheGeometry, replacement: Replacement) -> Result<Self, FieldError> {
         CacheSim::with_simd(geometry, replacement, Simd::detect_best())
     }
@@ -161,22 +161,22 @@ impl CacheSim {
         misses
     }
 
-    /// Returns the number of accesses.
+    /// Hits and misses since the cache was built.
     pub fn accesses(&self) -> u64 {
         self.accesses
     }
 
-    /// Returns the number of misses, including first touches.
+    /// First touches included.
     pub fn misses(&self) -> u64 {
         self.misses
     }
 
-    /// Returns misses over accesses; `None` before the first access.
+    /// Misses over accesses, 0 to 1; `None` before the first access.
     pub fn miss_ratio(&self) -> Option<f64> {
         (self.accesses > 0).then(|| self.misses as f64 / self.accesses as f64)
     }
 
-    /// Returns hits by stack position; `None` unless the cache replaces by LRU.
+    /// Hits by stack position; `None` unless the cache replaces by LRU, because other policies keep no order of use.
     pub fn positions(&self) -> Option<PositionProfile> {
         match &self.sets {
             SetStore::Lru(lru) => Some(PositionProfile {

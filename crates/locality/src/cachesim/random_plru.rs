@@ -134,7 +134,7 @@ impl TreePlru {
     }
 }
 
-/// Returns the way to which the tree points, which is the next victim.
+/// The next victim is the way to which the bits of the tree lead.
 fn victim_way(tree: u64, ways: usize) -> usize {
     let mut node = 1;
     while node < ways {
@@ -143,7 +143,7 @@ fn victim_way(tree: u64, ways: usize) -> usize {
     node - ways
 }
 
-/// Returns the tree after an access to `way`: every node on the path to `way` points to the other half.
+/// After an access to `way`, every node on the path to `way` points to the other half.
 fn point_path_away(mut tree: u64, way: usize, ways: usize) -> u64 {
     let mut node = way + ways;
     while node > 1 {

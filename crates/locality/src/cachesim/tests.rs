@@ -7,7 +7,7 @@ use cachemate_core::SplitMix64;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// Returns the set of a line, computed directly from the definition.
+/// Directly by the definition, as an oracle for the simulator.
 fn set_of(shape: CacheGeometry, line: u64) -> u64 {
     let slice = (u128::from(scatter(line)) * u128::from(shape.slices)) >> 64;
     let slice = if shape.slices == 1 { 0 } else { slice as u64 };

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Returns a program that keeps `in_flight` lines on their way, each `think_cycles` apart from the server.
+/// A program that keeps `in_flight` lines on their way, each `think_cycles` apart from the server.
 fn closed_source(in_flight: f64, think_cycles: f64, service_cycles: f64) -> LineSource {
     LineSource {
         cycles: (think_cycles + service_cycles) / in_flight,
@@ -36,7 +36,7 @@ fn rates(station: &QueueStation, sources: &[LineSource]) -> Vec<f64> {
     sources.iter().map(rate).collect()
 }
 
-/// Returns the lines per cycle of two classes by exact mean value analysis (Reiser and Lavenberg 1980).
+/// Lines per cycle of two classes by exact mean value analysis (Reiser and Lavenberg 1980).
 fn exact_rates(populations: [usize; 2], think_cycles: [f64; 2], service_cycles: f64) -> [f64; 2] {
     let mut queue = vec![vec![[0.0; 2]; populations[1] + 1]; populations[0] + 1];
     let mut rates = [0.0; 2];

@@ -82,7 +82,7 @@ impl<S: Default> PerTask<S> {
         });
     }
 
-    /// Returns the state and the profile of a task; `None` if the task is not live.
+    /// The state is created if the task is new; `None` if the task is not live.
     pub(crate) fn find_profile<'a>(
         &'a mut self,
         task: TaskId,
@@ -97,7 +97,7 @@ impl<S: Default> PerTask<S> {
     }
 }
 
-/// Returns the probe evidence of the window, in order of arrival.
+/// In order of arrival.
 pub(crate) fn probe_evidence(observation: &Observation) -> impl Iterator<Item = &ProbeEvidence> {
     observation
         .probe_results
@@ -125,8 +125,8 @@ impl RunningStats {
         self.squared_deviations += deviation * (reading - self.mean);
     }
 
-    /// Returns the mean with an interval of two standard errors on either side; `None` without a reading. The spread of
-    /// a single reading is unknown, so its interval reaches from 0 to twice the reading.
+    /// Mean with an interval of two standard errors on either side; `None` without a reading. The spread of a single
+    /// reading is unknown, so its interval reaches from 0 to twice the reading.
     pub(crate) fn estimate(&self) -> Option<Estimate> {
         if self.count < 1.0 {
             return None;
@@ -144,7 +144,7 @@ impl RunningStats {
     }
 }
 
-/// Returns the shares in force that contain a task.
+/// Shares in force that name the task or its process.
 pub(crate) fn shares_with_task<'a>(
     observation: &'a Observation,
     task: &TaskSample,
@@ -163,8 +163,7 @@ pub(crate) fn shares_with_task<'a>(
         })
 }
 
-/// Returns the number of bytes of a cache that a task may use under the shares in force; the whole cache if it is in no
-/// share.
+/// Bytes of a cache that a task may use under the shares in force; the whole cache if it is in no share.
 pub(crate) fn share_bytes(
     observation: &Observation,
     task: &TaskSample,
@@ -183,7 +182,6 @@ pub(crate) fn share_bytes(
     }
 }
 
-/// Returns the tasks that ran in the window.
 pub(crate) fn active_tasks(observation: &Observation) -> Vec<&TaskSample> {
     observation
         .tasks
@@ -192,8 +190,8 @@ pub(crate) fn active_tasks(observation: &Observation) -> Vec<&TaskSample> {
         .collect()
 }
 
-/// Returns whether, as far as is known, no other task fills the ways or colors that this task may use. This requires
-/// that all other tasks that ran are in other shares.
+/// Whether, as far as is known, no other task fills the ways or colors that this task may use. This requires that all
+/// other tasks that ran are in other shares.
 pub(crate) fn has_exclusive_units(
     observation: &Observation,
     active_samples: &[&TaskSample],

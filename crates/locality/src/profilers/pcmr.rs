@@ -57,7 +57,7 @@ impl WeightedStats {
     fn mean(&self) -> f64 {
         self.weighted_sum / self.total_ns
     }
-    /// Returns the variance of the mean; 0 for a single interval.
+    /// Variance of the mean, not of the values; 0 for a single interval.
     fn variance(&self) -> f64 {
         let value_variance =
             (self.weighted_square_sum / self.total_ns - self.mean() * self.mean()).max(0.0);
@@ -103,8 +103,8 @@ impl PcmrProfiler {
         }
     }
 
-    /// Returns the misses per 100 references and the weight of an interval; `None` for a cold start, or if the cache
-    /// was not counted.
+    /// Misses per 100 references, and the weight of the interval; `None` for a cold start, or if the cache was not
+    /// counted.
     fn miss_rate_and_weight(&self, interval: &RowInterval) -> Option<(f64, f64)> {
         let ns = interval.span.elapsed_ns as f64;
         let misses = interval

@@ -31,7 +31,7 @@ struct FeatureRange {
 }
 
 impl FeatureRange {
-    /// Returns the distance of a value from the mean, divided by the allowed distance.
+    /// 1 is the edge of the range: the distance from the mean is divided by the allowed distance.
     fn relative_distance(&self, value: f64) -> f64 {
         let scaled_mean = |share: f64| share * self.mean.abs();
         let max_distance = (RANGE_FACTOR * self.max_deviation)
@@ -73,8 +73,8 @@ impl PhaseKind {
 pub(super) struct PhaseKinds(Vec<PhaseKind>);
 
 impl PhaseKinds {
-    /// Returns the kind of a phase with this first steady interval, and creates a kind if none is near. `None` if a new
-    /// kind is needed and the task already has [`MAX_KINDS`].
+    /// Kind of a phase with this first steady interval; a kind is created if none is near. `None` if a new kind is
+    /// needed and the task already has [`MAX_KINDS`].
     pub fn find_or_create_kind(&mut self, signal: &[f64]) -> Option<u32> {
         let distances = self
             .0
@@ -99,8 +99,8 @@ impl PhaseKinds {
         })
     }
 
-    /// Returns whether one of these first numbers of a signal lies outside the range of the kind's intervals, and
-    /// farther from their mean than `min_distance` of its position.
+    /// Whether one of these first numbers of a signal lies outside the range of the kind's intervals, and farther from
+    /// their mean than `min_distance` of its position.
     pub fn is_outside(
         &self,
         kind: u32,

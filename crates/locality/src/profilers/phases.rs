@@ -237,7 +237,8 @@ impl PhaseProfiler {
         is_new_change
     }
 
-    /// Returns the counts of the accesses that reach the cache, which its allocation does not change.
+    /// Counts of the accesses that reach the cache, which its allocation does not change; `None` for an event that was
+    /// not counted.
     fn count_incoming_accesses(&self, counts: &EventCounts) -> [Option<f64>; 3] {
         let misses_at = |level| counts.get(CounterEvent::Misses(level));
         [
@@ -248,7 +249,7 @@ impl PhaseProfiler {
     }
 }
 
-/// Returns the cycles minus those that wait for memory or for other caches; `None` if one of these was not counted.
+/// Cycles without those that wait for memory or for other caches; `None` if one of these was not counted.
 fn cycles_without_waits(counts: &EventCounts) -> Option<f64> {
     let causes = [
         StallCause::LocalMemory,

@@ -66,7 +66,7 @@ impl RapidMrcProfiler {
         }
     }
 
-    /// Returns the sets in which logged lines compete; `None` for a fully associative cache.
+    /// Sets in which logged lines compete; `None` for a fully associative cache.
     ///
     /// Colors leave the place of a line in its page, so lines at different places never compete: a program whose misses
     /// are at two of 32 places uses a sixteenth of each color. Between its frames, a color has few conflicts (thesis
@@ -95,8 +95,8 @@ impl RapidMrcProfiler {
         })
     }
 
-    /// Returns the curve, and the largest size in bytes up to which the log determines it, with the rate there; `None`
-    /// if the log determines nothing.
+    /// The curve, and the largest size in bytes up to which the log determines it, with the rate there; `None` if the
+    /// log determines nothing.
     fn estimate_curve(
         &self,
         trace: &MissLog<'_>,
@@ -140,7 +140,7 @@ impl RapidMrcProfiler {
     }
 }
 
-/// Returns the entries that the thesis's log, which records only data accesses, would contain.
+/// The entries that the thesis's log, which records only data accesses, would contain.
 fn data_entries(trace: &MissLog<'_>) -> Vec<u64> {
     let mut code_positions = trace.code_positions.iter().peekable();
     let is_data = |(index, _): &(usize, &u64)| {
@@ -157,7 +157,7 @@ fn data_entries(trace: &MissLog<'_>) -> Vec<u64> {
         .collect()
 }
 
-/// Returns the counted misses of those caches whose misses the log contains; `None` if one was not counted.
+/// Misses of those caches whose misses the log contains; `None` if one of them was not counted.
 fn logged_misses(counts: &EventCounts, includes_code: bool) -> Option<f64> {
     let data = counts.get(CounterEvent::Misses(CacheLevel::L1Data))?;
     if includes_code {

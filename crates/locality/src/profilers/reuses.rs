@@ -65,7 +65,8 @@ impl PerInstrRate {
 }
 
 impl TaskReuses {
-    /// Returns the fraction of the watched accesses that miss the L1, in (0, 1]; 1 if this was not counted.
+    /// Fraction of the watched accesses that miss the L1, in (0, 1]; 1 if this was not counted, which leaves the times
+    /// unfiltered.
     fn l1_miss_share(&self, includes_code: bool) -> f64 {
         let counted_miss_share = || {
             let (fetches, code) = (
@@ -118,8 +119,8 @@ impl ReuseProfiler {
         }
     }
 
-    /// Returns the misses per thousand instructions by size in bytes, each with two standard errors of a proportion
-    /// over this number of samples; `None` if the model has no result.
+    /// Misses per thousand instructions by size in bytes, each with two standard errors of a proportion over this
+    /// number of samples; `None` if the model has no result.
     fn estimate_curve(
         &self,
         reuse: &ReuseTimes,
@@ -145,7 +146,7 @@ impl ReuseProfiler {
         self.sizes_bytes.iter().map(point).collect()
     }
 
-    /// Returns the references of the task per nanosecond of CPU time; `None` if either was not measured.
+    /// Per nanosecond of the task's CPU time; `None` if the references or that time were not measured.
     fn references_per_ns(&self, task: Option<&TaskSample>) -> Option<f64> {
         let task = task?;
         let ran_ns = task.ran_ns();

@@ -41,8 +41,8 @@ impl LineUsers {
         }
     }
 
-    /// Returns the share of a task's remote accesses that goes to lines of each other task. Samples do not show which
-    /// task wrote a line last, so the accesses are divided among the line's other users in proportion to theirs.
+    /// Share of a task's remote accesses that goes to lines of each other task. Samples do not show which task wrote a
+    /// line last, so the accesses are divided among the line's other users in proportion to theirs.
     fn partner_shares(&self, task: TaskId) -> BTreeMap<TaskId, f64> {
         let mut sums: BTreeMap<TaskId, f64> = BTreeMap::new();
         let own_samples = f64::from(
@@ -66,8 +66,7 @@ impl LineUsers {
         sums
     }
 
-    /// Returns the shares as facts, each with the 95 % interval of a proportion over this number of samples (normal
-    /// approximation).
+    /// Each share has the 95 % interval of a proportion over this number of samples (normal approximation).
     fn share_facts(&self, task: TaskId, window: u64) -> BTreeMap<TaskId, Fact<f64>> {
         let own_samples = f64::from(
             self.accesses_by_task

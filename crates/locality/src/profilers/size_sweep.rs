@@ -54,7 +54,7 @@ impl SizeSweepProfiler {
         }
     }
 
-    /// Returns the misses per thousand instructions; `None` if the window is too short, or the misses were not counted.
+    /// Misses per thousand instructions; `None` if the window is too short, or the misses were not counted.
     fn miss_rate(&self, task: &TaskSample) -> Option<f64> {
         let min_instructions = self.min_instructions.max(1.0);
         let instructions = task
@@ -65,7 +65,7 @@ impl SizeSweepProfiler {
     }
 }
 
-/// Returns whether no two shares of one cache have a way or a color in common.
+/// No two shares of one cache have a way or a color in common.
 fn has_disjoint_shares(observation: &Observation) -> bool {
     let shares = &observation.applied.shares;
     let has_overlap = |(index, active_share): (usize, &ActiveShare)| {
@@ -81,7 +81,7 @@ fn has_disjoint_shares(observation: &Observation) -> bool {
     !shares.iter().enumerate().any(has_overlap)
 }
 
-/// Returns whether the task has the same number of units in every share that contains it.
+/// The task has the same number of units in every share that contains it.
 fn has_equal_share_sizes(observation: &Observation, task: &TaskSample) -> bool {
     let mut counts = shares_with_task(observation, task).map(|share| share.units.set().count());
     let first = counts.next();

@@ -94,7 +94,7 @@ impl SoloIntervalProfiler {
         Some(task.counts.get(CounterEvent::References(self.level))? / instructions)
     }
 
-    /// Returns the counts of an interval; `None` if its row has several tasks, or if its task made no progress.
+    /// `None` if the row has several tasks, or if its task made no progress.
     fn build_solo_interval(&self, interval: &RowInterval) -> Option<SoloInterval> {
         let ([task], [counts]) = (interval.tasks.as_slice(), interval.task_counts.as_slice())
         else {
@@ -170,8 +170,7 @@ impl SoloIntervalProfiler {
 }
 
 impl SoloSums {
-    /// Returns whether work is of this kind: with similar references per instruction or, if these are not counted, in
-    /// the same phase.
+    /// Work of one kind has similar references per instruction or, if these are not counted, one phase number.
     fn is_same_kind(&self, references_per_instr: Option<f64>, phase_number: u32) -> bool {
         match self.references_per_instr.zip(references_per_instr) {
             Some((own, other)) => (own - other).abs() <= MAX_WORK_DIFFERENCE * own.max(1e-6),

@@ -42,8 +42,7 @@ impl StallProfiler {
     }
 }
 
-/// Returns the stalled cycles per thousand instructions; `None` if instructions were not counted, or none of the causes
-/// was.
+/// Stalled cycles per thousand instructions; `None` if instructions were not counted, or none of the causes was.
 fn stall_rate(task: &TaskSample) -> Option<f64> {
     let instructions = task
         .counts

@@ -2,7 +2,7 @@
 
 use cachemate_core::*;
 
-/// Returns a window in which these tasks are live but nothing was measured.
+/// These tasks are live, but nothing was measured.
 pub(crate) fn idle_window(number: u64, tasks: &[u32]) -> Observation {
     let tasks = tasks.iter().map(|&task| synthetic_sample(task, &[]));
     Observation {
@@ -11,7 +11,7 @@ pub(crate) fn idle_window(number: u64, tasks: &[u32]) -> Observation {
     }
 }
 
-/// Returns a window in which task 0 has these counts.
+/// Task 0 has these counts.
 pub(crate) fn counted_window(number: u64, readings: &[(CounterEvent, u64)]) -> Observation {
     Observation {
         tasks: vec![synthetic_sample(0, readings)],
@@ -19,7 +19,7 @@ pub(crate) fn counted_window(number: u64, readings: &[(CounterEvent, u64)]) -> O
     }
 }
 
-/// Returns a window in which these tasks are live and a probe is answered completely.
+/// These tasks are live, and a probe is answered completely.
 pub(crate) fn answered_window(number: u64, tasks: &[u32], evidence: ProbeEvidence) -> Observation {
     Observation {
         probe_results: vec![complete_answer(0, evidence)],
@@ -35,8 +35,7 @@ pub(crate) fn time_span(elapsed_ns: u64) -> TimeSpan {
     }
 }
 
-/// Returns a sample of a task with these counts that was on CPU 0 for the whole second. Its process has the same
-/// number.
+/// The task was on CPU 0 for the whole second. Its process has the same number.
 pub(crate) fn synthetic_sample(task: u32, readings: &[(CounterEvent, u64)]) -> TaskSample {
     TaskSample {
         name: format!("task{task}"),
@@ -56,7 +55,7 @@ pub(crate) fn complete_answer(probe: u32, evidence: ProbeEvidence) -> ProbeResul
     }
 }
 
-/// Returns the observation with a share of `colors` colors for task 0.
+/// Adds a share of `colors` colors for task 0.
 pub(crate) fn with_colors(mut observation: Observation, colors: u32) -> Observation {
     let share = CacheShare {
         group: GroupId(0),

@@ -76,7 +76,7 @@ fn correct_and_classify(lines: &[u64], code_positions: &[u32]) -> (Vec<u64>, Vec
     corrected_lines.unzip()
 }
 
-/// Returns the number of log entries that only warm up the stack of a cache with this number of lines.
+/// Number of log entries that only warm up the stack of a cache with this many lines, and are not counted.
 pub fn warmup_entries(lines: &[u64], cache_lines: u64, warmup: Warmup) -> usize {
     warmup_by_distance(&log_distances(lines), cache_lines, warmup)
 }
@@ -102,8 +102,8 @@ fn warmup_by_distance(distances: &[u32], cache_lines: u64, warmup: Warmup) -> us
     }
 }
 
-/// Returns the unshifted misses per thousand instructions at each of the ascending sizes; `None` for an empty log, no
-/// sizes or no instructions.
+/// The unshifted misses per thousand instructions at each of the ascending sizes; `None` for an empty log, no sizes or
+/// no instructions.
 pub fn trace_curve(
     trace: &MissLog<'_>,
     sizes_bytes: &[u64],

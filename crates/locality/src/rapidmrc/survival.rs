@@ -49,10 +49,10 @@ use crate::curve::MissRateCurve;
 const DEPTH_STEPS: usize = 960;
 /// Maximum number of depth steps if lines compete with those of the same page offset only.
 const OFFSET_STEPS: usize = 8192;
-/// Share of the accesses from which they are enough at a depth that they are known to reach.
+/// Smallest share of accesses still at risk at which a depth counts as known.
 const MIN_AT_RISK_SHARE: f64 = 0.1;
-/// With a smaller share, the largest relative standard error of the survival at a known depth: two of them are the
-/// tenth by which a count may differ from a curve without contradicting it.
+/// Below that share, a depth counts only if two standard errors of its survival are within 10 %, by which a count may
+/// differ from a curve without contradicting it.
 const MAX_RELATIVE_ERROR: f64 = 0.05;
 /// Number of consecutive sections of a log that count as independent of one another. Reuses are clustered, so the error
 /// follows from the differences between sections (Lin and Wei 1989), and not only from the number of accesses at risk
@@ -80,14 +80,14 @@ pub struct SetGeometry {
 }
 
 impl SetGeometry {
-    /// Returns the number of groups of lines that never compete, because their offsets in the page differ.
+    /// Number of groups of lines that never compete, because their offsets in the page differ.
     fn offset_groups(self) -> u64 {
         self.page_lines.clamp(1, self.sets.max(1))
     }
 }
 
-/// Returns the misses per thousand instructions at each of the ascending sizes of a fully associative cache. `None` if
-/// the log contains no access by the program, or without sizes or instructions.
+/// Misses per thousand instructions at each of the ascending sizes of a fully associative cache. `None` if the log
+/// contains no access by the program, or without sizes or instructions.
 pub fn survival_curve(
     trace: &MissLog<'_>,
     counts: &LogCounts,
@@ -120,13 +120,13 @@ pub fn survival_curve_with_reach(
     let known_factor = trace
         .lost_accesses
         .map(|lost| 1.0 + lost as f64 * per_kilo_instr / logged_rate);
-    let excess = counts.logged_level_misses.map_or(0.0, |misses| {
+    let unlogged_share = counts.logged_level_misses.map_or(0.0, |misses| {
         (misses * per_kilo_instr / logged_rate - 1.0).max(0.0)
     });
     let guessed_factor = 1.0
-        + excess
+        + unlogged_share
             .min(MAX_LOST_PER_ENTRY)
-            .min((2.0 * MAX_LOST_PER_ENTRY - excess).max(0.0));
+            .min((2.0 * MAX_LOST_PER_ENTRY - unlogged_share).max(0.0));
     let (min_factor, max_factor) =
         known_factor.map_or((1.0, guessed_factor), |factor| (factor, factor));
     let cache = SurvivalInCache { survival, geometry };
@@ -134,7 +134,7 @@ pub fn survival_curve_with_reach(
     let fit = match counts.measured_point {
         None => SurvivalFit {
             rate: logged_rate * min_factor,
-            stretch: 1.0,
+            distance_scale: 1.0,
             shift: 0.0,
         },
         Some((size, rate)) => SurvivalFit::fit_through(
@@ -149,7 +149,7 @@ pub fn survival_curve_with_reach(
     let point = |&size: &u64| (size, fit.rate_at(&cache, lines_of(size)));
     let curve = MissRateCurve::new(sizes_bytes.iter().map(point).collect()).ok()?;
     let groups = geometry.map_or(1, SetGeometry::offset_groups) as f64;
-    let known_lines = cache.survival.known_lines * groups * fit.stretch;
+    let known_lines = cache.survival.known_lines * groups * fit.distance_scale;
     Some((
         curve,
         (
@@ -159,7 +159,7 @@ pub fn survival_curve_with_reach(
     ))
 }
 
-/// Returns the survival of accesses by the number of lines with the same offset in their page.
+/// Survival of accesses by the number of lines with the same offset in their page.
 fn survival_by_offset(
     lines: &[u64],
     demanded: &[bool],
@@ -185,7 +185,7 @@ fn survival_by_offset(
 #[derive(Clone, Copy, Debug)]
 struct SurvivalFit {
     rate: f64,
-    stretch: f64,
+    distance_scale: f64,
     shift: f64,
 }
 
@@ -200,7 +200,7 @@ impl SurvivalFit {
     ) -> Self {
         let mut fit = SurvivalFit {
             rate: logged_rate * min_factor,
-            stretch: 1.0,
+            distance_scale: 1.0,
             shift: 0.0,
         };
         let survival_share = cache.miss_share(lines, 1.0);
@@ -215,7 +215,7 @@ impl SurvivalFit {
             for _ in 0..30 {
                 let middle = 0.5 * (low + high);
                 let is_below_measured = SurvivalFit {
-                    stretch: middle,
+                    distance_scale: middle,
                     ..fit
                 }
                 .rate_at(cache, lines)
@@ -226,14 +226,14 @@ impl SurvivalFit {
                     high = middle
                 }
             }
-            fit.stretch = low;
+            fit.distance_scale = low;
         }
         fit.shift = measured_rate - fit.rate_at(cache, lines);
         fit
     }
 
     fn rate_at(&self, cache: &SurvivalInCache, lines: f64) -> f64 {
-        (self.rate * cache.miss_share(lines, self.stretch) + self.shift).max(0.0)
+        (self.rate * cache.miss_share(lines, self.distance_scale) + self.shift).max(0.0)
     }
 }
 
@@ -244,15 +244,14 @@ struct SurvivalInCache {
 }
 
 impl SurvivalInCache {
-    /// Returns the share of the accesses that miss in so many lines, if all distances are longer by the factor
-    /// `stretch`.
-    fn miss_share(&self, lines: f64, stretch: f64) -> f64 {
+    /// Share of the accesses that miss in a cache of `lines` lines after all distances are scaled by `distance_scale`.
+    fn miss_share(&self, lines: f64, distance_scale: f64) -> f64 {
         let Some(geometry) = self.geometry else {
-            return self.survival.survival_at(lines / stretch);
+            return self.survival.survival_at(lines / distance_scale);
         };
         let ways = lines / geometry.sets as f64;
         let (low, fraction) = (ways as u32, ways.fract());
-        let share = |ways| self.miss_share_in_ways(ways, geometry, stretch);
+        let share = |ways| self.miss_share_in_ways(ways, geometry, distance_scale);
         if fraction == 0.0 {
             share(low)
         } else {
@@ -260,20 +259,20 @@ impl SurvivalInCache {
         }
     }
 
-    fn miss_share_in_ways(&self, ways: u32, geometry: SetGeometry, stretch: f64) -> f64 {
+    fn miss_share_in_ways(&self, ways: u32, geometry: SetGeometry, distance_scale: f64) -> f64 {
         let p = geometry.offset_groups() as f64 / geometry.sets as f64;
-        let survival_after = |lines: f64| self.survival.survival_at(lines / stretch);
+        let survival_after = |lines: f64| self.survival.survival_at(lines / distance_scale);
         if ways == 0 || p >= 1.0 {
             return survival_after(f64::from(ways));
         }
-        // Probability that the line which falls into the set as the last of so many is the n-th one.
+        // Probability that the ways-th conflicting line is the n-th distinct line (negative binomial).
         let (ways, max_lines) = (
             f64::from(ways),
             self.survival.lines_per_step * self.survival.survival_by_step.len() as f64,
         );
         let (mut n, mut log_probability, mut remaining, mut share) =
             (ways, ways * libm::log(p), 1.0, 0.0);
-        while n * p < ways || (remaining > 1e-9 && n < max_lines * stretch) {
+        while n * p < ways || (remaining > 1e-9 && n < max_lines * distance_scale) {
             let probability = libm::exp(log_probability).min(remaining);
             share += probability * survival_after(n);
             remaining -= probability;
@@ -417,12 +416,12 @@ mod tests {
     fn curve_rates(curve: &MissRateCurve) -> Vec<f64> {
         curve.points().iter().map(|&(_, rate)| rate).collect()
     }
-    /// Returns a log of uniform accesses to `spread` lines, for which an LRU cache of s lines has a miss ratio of 1 -
-    /// s / spread.
-    fn uniform_log(entries: usize, spread: u64, seed: u64) -> Vec<u64> {
+    /// A log of uniform accesses to a working set of W lines, for which an LRU cache of s lines has a miss ratio of
+    /// 1 - s / W.
+    fn uniform_log(entries: usize, working_set_lines: u64, seed: u64) -> Vec<u64> {
         let mut random = SplitMix64::new(seed);
         (0..entries)
-            .map(|_| 10 * random.draw_below(spread))
+            .map(|_| 10 * random.draw_below(working_set_lines))
             .collect()
     }
     fn worst_error(curve: &MissRateCurve, truth: impl Fn(f64) -> f64) -> f64 {
@@ -556,8 +555,8 @@ mod tests {
     /// Is the reach of a short log below the largest size, and that of a long log all sizes at which lines are reused?
     #[test]
     fn a_logs_reach_grows_with_its_length() {
-        let curve_and_reach = |entries: usize, spread: u64| {
-            let log = uniform_log(entries, spread, 5);
+        let curve_and_reach = |entries: usize, working_set_lines: u64| {
+            let log = uniform_log(entries, working_set_lines, 5);
             survival_curve_with_reach(&trace_of(&log), &LogCounts::default(), &SIZES, None).unwrap()
         };
         let (_, (short, rate)) = curve_and_reach(1_500, 900);

@@ -26,7 +26,7 @@ impl FixedRateSampler {
     /// Builds a sampler. `rate` is the share of lines to sample, rounded to a multiple of 2^-24.
     ///
     /// # Errors
-    /// Returns an error if the rate is below 2^-25, which rounds to 0, or above 1.
+    /// The rate is below 2^-25, which rounds to 0, or above 1.
     pub fn new(rate: f64, seed: u64) -> Result<Self, FieldError> {
         FixedRateSampler::with_simd(rate, seed, Simd::detect_best())
     }
@@ -56,7 +56,7 @@ impl FixedRateSampler {
     /// Adds the next accesses, as line addresses.
     ///
     /// # Errors
-    /// Returns an error if the sample contains more than 2^31 distinct lines.
+    /// The sample contains more than 2^31 distinct lines.
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
         for chunk in lines.chunks(CHUNK_ACCESSES) {
             self.accesses += chunk.len() as u64;
@@ -117,7 +117,7 @@ impl FixedRateSampler {
         Ok(())
     }
 
-    /// Returns the curve estimated from all accesses.
+    /// The curve estimated from all accesses, without error intervals if one of the groups has no sampled line.
     pub fn finish(mut self) -> Result<SampledCurve, StackError> {
         self.flush_groups()?;
         let rate = self.threshold as f64 / f64::from(1 << HASH_BITS);

@@ -32,7 +32,7 @@ impl FixedSizeSampler {
     /// Builds a sampler of at most `lines_limit` lines.
     ///
     /// # Errors
-    /// Returns an error if the limit is below 8 or above 2^24.
+    /// The limit is below 8 or above 2^24.
     pub fn new(lines_limit: usize, seed: u64) -> Result<Self, FieldError> {
         if !(GROUPS..=1 << HASH_BITS).contains(&lines_limit) {
             let expected = "a number of lines from 8 to 2^24";
@@ -96,7 +96,7 @@ impl FixedSizeSampler {
         self.threshold as f64 / f64::from(1 << HASH_BITS)
     }
 
-    /// Returns the curve estimated from all accesses.
+    /// The curve estimated from all accesses, without error intervals if one of the groups has no sampled line.
     pub fn finish(mut self) -> SampledCurve {
         if self.groups.iter().any(|group| group.cold_count == 0.0) {
             self.groups.clear();
@@ -161,13 +161,13 @@ impl SampleGroup {
     }
 }
 
-/// Returns the bucket of a distance: its leading one and the 8 bits after it.
+/// A bucket is the leading one of a distance and the 8 bits after it.
 pub(super) fn bucket_of(distance: u64) -> usize {
     let shift = (64 - distance.leading_zeros()).saturating_sub(BUCKET_BITS + 1);
     ((shift as usize) << BUCKET_BITS) + (distance >> shift) as usize
 }
 
-/// Returns the middle of the distances in a bucket.
+/// Middle of the bucket's distances, in lines.
 pub(super) fn bucket_midpoint(bucket: usize) -> f64 {
     let shift = (bucket >> BUCKET_BITS).saturating_sub(1) as u32;
     let first = (bucket - ((shift as usize) << BUCKET_BITS)) as u64;
@@ -195,7 +195,7 @@ impl SmallStack {
         }
     }
 
-    /// Returns the number of other lines touched since the last touch of this one; `None` if the line is new.
+    /// Number of other lines touched since the last touch of this one; `None` if the line is new.
     fn touch(&mut self, line: u64) -> Option<u32> {
         if self.next_slot == self.tree.len() {
             self.renumber();

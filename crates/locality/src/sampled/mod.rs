@@ -34,12 +34,11 @@ const STUDENT_T: f64 = 2.364_624;
 /// Number of bits of a threshold, whose unit is 2^-24.
 const HASH_BITS: u32 = 24;
 
-/// Returns the group of a line, from bits of the hash that the threshold does not use.
+/// By bits of the hash that the threshold does not use, so that a group is a random part of the sample.
 fn group_of_line(line: u64, salt: u64) -> usize {
     (scatter(line ^ salt) as usize) % GROUPS
 }
 
-/// Returns the salt that this seed adds to line hashes.
 fn salt_from_seed(seed: u64) -> u64 {
     scatter(seed ^ 0x5A17)
 }
@@ -102,29 +101,29 @@ pub struct SampledCurve {
 }
 
 impl SampledCurve {
-    /// Returns the number of accesses pushed, sampled or not.
+    /// Accesses pushed, sampled or not.
     pub fn accesses(&self) -> u64 {
         self.accesses
     }
-    /// Returns the number of accesses to the sampled lines.
+    /// Those of the accesses that touch a sampled line.
     pub fn sampled_accesses(&self) -> u64 {
         self.sampled_accesses
     }
-    /// Returns the number of distinct sampled lines; for a sample of fixed size, the number at the end.
+    /// Distinct sampled lines; for a sample of fixed size, their number at the end.
     pub fn sampled_lines(&self) -> u64 {
         self.sampled_lines
     }
-    /// Returns the share of the lines that were sampled; for a sample of fixed size, the share at the end.
+    /// Share of the lines that were sampled, 0 to 1; for a sample of fixed size, the share at the end.
     pub fn rate(&self) -> f64 {
         self.rate
     }
 
-    /// Returns the estimated total number of distinct lines.
+    /// Estimated number of distinct lines of the whole stream, sampled or not.
     pub fn lines(&self) -> f64 {
         self.whole_curve.misses.last().copied().unwrap_or(0.0)
     }
 
-    /// Returns the estimate for a cache of this number of lines; `None` if no access was sampled.
+    /// Estimate for a cache of this many lines; `None` if no access was sampled.
     pub fn find_point(&self, lines: u64) -> Option<SampledPoint> {
         if self.sampled_accesses == 0 {
             return None;
@@ -151,7 +150,7 @@ impl SampledCurve {
         })
     }
 
-    /// Returns the mean and the largest half-width over the given sizes. `None` if no size has an error interval.
+    /// Mean and largest half-width over the given sizes. `None` if no size has an error interval.
     pub fn error_bar(&self, sizes_lines: &[u64]) -> Option<ErrorBar> {
         let half_widths: Option<Vec<f64>> = sizes_lines
             .iter()

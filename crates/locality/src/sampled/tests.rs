@@ -13,8 +13,8 @@ fn exact_histogram(lines: &[u64]) -> DistanceHistogram {
     engine.finish().unwrap()
 }
 
-/// Returns accesses to popular and rare lines, whose popularity falls with a power of the rank, with an occasional
-/// loop. Their miss-rate curve is smooth.
+/// Accesses to popular and rare lines, whose popularity falls with a power of the rank, with an occasional loop. Their
+/// miss-rate curve is smooth.
 fn skewed_lines(len: usize, lines: u64, seed: u64) -> Vec<u64> {
     let mut random = SplitMix64::new(seed);
     (0..len)
@@ -59,8 +59,7 @@ fn fixed_size(limit: usize, seed: u64, lines: &[u64]) -> SampledCurve {
 
 const SIZES: [u64; 8] = [50, 200, 500, 1000, 2000, 5000, 10_000, 15_000];
 
-/// Returns the fraction of intervals that cover the exact value, and the ratio of half-width to error, both as root
-/// mean squares.
+/// Fraction of intervals that cover the exact value, and the ratio of half-width to error, both as root mean squares.
 fn interval_coverage(
     exact: &DistanceHistogram,
     curves: impl Iterator<Item = SampledCurve>,

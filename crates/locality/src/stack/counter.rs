@@ -42,7 +42,7 @@ impl DeadSlotCounter {
         }
     }
 
-    /// Returns the dead bits, 64 slots to a word, lowest slot in the lowest bit.
+    /// 64 slots to a word, the lowest slot in the lowest bit.
     pub(super) fn dead_bits(&self) -> &[u64] {
         &self.dead_bits
     }

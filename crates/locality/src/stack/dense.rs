@@ -32,13 +32,13 @@ impl DenseFinder {
         }
     }
 
-    /// Returns the bytes that the leaves and the table use.
+    /// Only the leaves and the table count.
     #[inline(always)]
     pub(super) fn bytes(&self) -> usize {
         self.leaves.len() * 4 + self.page_table.len() * 8
     }
 
-    /// Returns the bytes that this number of pages would use.
+    /// Bytes that this many pages would use, at the table's next power of two.
     pub(super) fn bytes_for(pages: usize) -> usize {
         (pages + 1) * LINES_PER_PAGE * 4 + (pages * 2 + 1).next_power_of_two() * 8
     }
@@ -79,7 +79,7 @@ impl DenseFinder {
         }
     }
 
-    /// Returns the leaf of a page.
+    /// `None` for a page that was never touched.
     #[inline(always)]
     fn find_leaf(&self, page: u64) -> Option<usize> {
         let mask = self.page_table.len() - 1;
@@ -96,7 +96,6 @@ impl DenseFinder {
         }
     }
 
-    /// Returns the leaf of a page, and creates it if the page is new.
     #[inline(always)]
     fn find_or_add_leaf(&mut self, page: u64) -> usize {
         let mask = self.page_table.len() - 1;
@@ -195,7 +194,7 @@ impl DenseFinder {
         self.leaves[leaf * LINES_PER_PAGE + line as usize % LINES_PER_PAGE] = slot;
     }
 
-    /// Returns all lines with their slots, in any order.
+    /// In no particular order.
     pub(super) fn lines_and_slots(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
         self.page_table
             .iter()

@@ -149,7 +149,7 @@ impl StackDistances {
     /// Adds the next accesses, as line addresses. A stream may be pushed in portions of any size.
     ///
     /// # Errors
-    /// Returns an error if there are more than 2^31 distinct lines; the engine cannot be used afterward.
+    /// There are more than 2^31 distinct lines; the engine cannot be used afterward.
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
         let StackDistances { core, waiting } = self;
         waiting.push(lines, |lines| core.run_batches(lines, None))
@@ -170,7 +170,7 @@ impl StackDistances {
         waiting.push(lines, |lines| core.run_batches(lines, Some(distances)))
     }
 
-    /// Returns the histogram of all accesses, and appends the distances of the pending ones to `distances`.
+    /// The histogram of all accesses; the distances of the pending ones are appended to `distances`.
     ///
     /// # Errors
     /// As [`push`](Self::push).
@@ -183,13 +183,12 @@ impl StackDistances {
         self.finish()
     }
 
-    /// Returns the number of distinct lines among the accesses processed so far, which excludes the last incomplete
-    /// batch.
+    /// Distinct lines among the accesses processed so far, which excludes the last incomplete batch.
     pub fn lines(&self) -> usize {
         self.core.line_count()
     }
 
-    /// Returns the histogram of all accesses.
+    /// The histogram of all accesses, those of the last incomplete batch included.
     pub fn finish(mut self) -> Result<DistanceHistogram, StackError> {
         self.flush()?;
         let cold_count = self.core.line_count() as u64;
@@ -229,7 +228,7 @@ impl StackDistances {
         self.core.merge(next.core, threads)
     }
 
-    /// Returns the known distances and the number of first touches: those that the cap tells apart, and the others.
+    /// The known distances and the number of first touches: those that the cap tells apart, and the others.
     pub(super) fn finish_counts(mut self) -> Result<(Tally, u64, u64), StackError> {
         self.flush()?;
         let EngineCore {
@@ -249,7 +248,7 @@ impl StackDistances {
         Ok((tally, lines_below_cap as u64, beyond_count))
     }
 
-    /// Returns the first touches, the known distances, and the lines in order of last touch.
+    /// The first touches, the known distances, and the lines in order of last touch.
     pub(super) fn finish_segment(mut self) -> Result<(FirstTouches, Tally, Vec<u64>), StackError> {
         self.flush()?;
         self.core.absorb()?;
@@ -282,7 +281,6 @@ impl StackDistances {
         Ok(engine)
     }
 
-    /// Returns whether the sparse finder is in use.
     #[cfg(test)]
     pub(super) fn is_sparse(&self) -> bool {
         self.core.slot_allocator.is_sparse()

@@ -27,7 +27,7 @@ pub(super) enum FinderKind {
 }
 
 impl FinderKind {
-    /// Returns the size up to which the dense form is kept; `None` if the form is fixed.
+    /// The size up to which the dense form is kept; `None` if the form is fixed.
     #[inline(always)]
     fn dense_free_bytes(self) -> Option<usize> {
         match self {
@@ -81,7 +81,6 @@ impl SlotFinder {
         }
     }
 
-    /// Returns the number of distinct lines found so far.
     pub(super) fn line_count(&self) -> usize {
         self.line_count
     }
@@ -189,7 +188,7 @@ impl SlotFinder {
         visit(&lines[..len], &slots[..len]);
     }
 
-    /// Returns the lines in order of their slots, which are 1 to the number of lines.
+    /// In order of their slots, which are 1 to the number of lines.
     pub(super) fn list_by_slot(&self) -> Vec<u64> {
         let mut listed_lines = vec![0; self.line_count];
         self.for_each_batch(|lines, slots| {
@@ -262,7 +261,6 @@ impl SlotFinder {
         }
     }
 
-    /// Returns whether the sparse form is in use.
     #[cfg(test)]
     pub(super) fn is_sparse(&self) -> bool {
         matches!(self.table, SlotTable::Sparse(_))

@@ -33,22 +33,22 @@ impl DistanceHistogram {
         DistanceHistogram { cold_count, counts }
     }
 
-    /// Returns the number of first touches, which equals the number of distinct lines.
+    /// First touches, of which there are as many as distinct lines.
     pub fn cold_count(&self) -> u64 {
         self.cold_count
     }
 
-    /// Returns the distance in lines and the number of accesses for every distance that occurs, in ascending order.
+    /// Pairs of distance in lines and number of accesses, for every distance that occurs, ascending.
     pub fn counts(&self) -> &[(u64, u64)] {
         &self.counts
     }
 
-    /// Returns the number of accesses, including cold ones.
+    /// First touches included.
     pub fn accesses(&self) -> u64 {
         self.cold_count + self.counts.iter().map(|&(_, count)| count).sum::<u64>()
     }
 
-    /// Returns the misses of a fully associative LRU cache of `lines` lines.
+    /// Misses of a fully associative LRU cache of `lines` lines, first touches included.
     pub fn misses_at(&self, lines: u64) -> u64 {
         let first_missed = self
             .counts
@@ -60,8 +60,8 @@ impl DistanceHistogram {
                 .sum::<u64>()
     }
 
-    /// Returns the miss ratio at each size, in the order of `sizes_lines`; `None` if there are no accesses. The
-    /// histogram is read once, whatever the number of sizes.
+    /// Miss ratio at each size, in the order of `sizes_lines`; `None` if there are no accesses. The histogram is read
+    /// once, whatever the number of sizes.
     pub fn miss_ratio_curve(&self, sizes_lines: &[u64]) -> Option<Vec<f64>> {
         let accesses = self.accesses();
         if accesses == 0 {

@@ -41,7 +41,7 @@ pub trait SegmentMeter: Sized + Send + 'static {
     /// As [`push`](Self::push).
     fn merge(&mut self, next: Self, threads: usize) -> Result<(), StackError>;
 
-    /// Returns the number of lines on which the cost of merging depends.
+    /// The lines on which the cost of merging depends.
     fn line_count(&self) -> usize;
 }
 
@@ -249,7 +249,7 @@ impl<M: SegmentMeter> SegmentStream<M> {
         }
     }
 
-    /// Returns the measurement of the whole stream.
+    /// The measurement of the whole stream, after its threads have ended.
     ///
     /// # Errors
     /// As [`push`](Self::push).

@@ -21,7 +21,7 @@ pub(super) struct Renamer {
     page_count: u32,
 }
 
-/// Returns the address of a line in the page with this number.
+/// Address of a line in the page with this number, above all narrow addresses.
 fn renamed(number: u32, line: u64) -> u64 {
     NARROW_LIMIT + u64::from(number) * LINES_PER_PAGE + line % LINES_PER_PAGE
 }
@@ -54,7 +54,7 @@ struct RenamedPage {
 }
 
 impl Renamer {
-    /// Returns whether these lines need no renaming.
+    /// Narrow lines need no renaming.
     #[inline(always)]
     pub(super) fn is_narrow(lines: &[u64]) -> bool {
         lines.iter().fold(0, |bits, line| bits | line) < NARROW_LIMIT
@@ -82,7 +82,6 @@ impl Renamer {
         }
     }
 
-    /// Returns whether no page was renamed.
     pub(super) fn is_empty(&self) -> bool {
         self.page_count == 0
     }
@@ -99,7 +98,7 @@ impl Renamer {
         }
     }
 
-    /// Returns the number of a page, or 0.
+    /// 0 for a page without a number.
     fn find_page(&self, page: u64) -> u32 {
         if self.is_empty() {
             return 0;
@@ -127,7 +126,7 @@ impl Renamer {
         (mix(page) >> (64 - self.table.len().trailing_zeros())) as usize
     }
 
-    /// Returns the number of a page; a new page gets the next number.
+    /// A new page gets the next number.
     fn find_or_add_page(&mut self, page: u64) -> u32 {
         let (mask, mut slot) = (self.table.len() - 1, self.home_slot(page));
         loop {

@@ -108,12 +108,12 @@ impl Segment {
         self.engine.merge(next.engine, threads)
     }
 
-    /// Returns the number of lines that the segment holds, on which the cost of merging it depends.
+    /// Lines that the segment holds, on which the cost of merging it depends.
     pub fn line_count(&self) -> usize {
         self.engine.lines()
     }
 
-    /// Returns the distances of all accesses, if nothing comes before this segment.
+    /// Distances of all accesses, if nothing comes before this segment.
     ///
     /// # Errors
     /// As [`push`](Self::push).
@@ -125,7 +125,7 @@ impl Segment {
         })
     }
 
-    /// Returns the segment as plain data.
+    /// The segment as plain data, from which it can be built again elsewhere.
     ///
     /// # Errors
     /// As [`push`](Self::push).
@@ -171,7 +171,7 @@ impl Segment {
     }
 }
 
-/// Returns the lines in ascending order; `None` if one repeats.
+/// `None` if a line repeats.
 fn sort_distinct(lines: &[u64]) -> Option<Vec<u64>> {
     let mut sorted_lines = lines.to_vec();
     sorted_lines.sort_unstable();

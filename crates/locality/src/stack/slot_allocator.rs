@@ -56,33 +56,32 @@ impl SlotAllocator {
         }
     }
 
-    /// Returns the slot of the next access.
+    /// The slot of the next access.
     pub(super) fn next_slot(&self) -> usize {
         self.next_slot
     }
 
-    /// Returns the number of slots for which the counter must have room.
+    /// Slots for which the counter must have room.
     pub(super) fn slots(&self) -> usize {
         self.slot_count
     }
 
-    /// Returns the number of distinct lines so far.
     pub(super) fn lines(&self) -> usize {
         self.finder.line_count()
     }
 
-    /// Returns the number of lines beyond which distances are not told apart.
+    /// Distances beyond this many lines are not told apart.
     pub(super) fn cap_lines(&self) -> usize {
         self.limits.cap_lines
     }
 
-    /// Returns whether a compaction must precede the next `len` accesses.
+    /// If full, a compaction must precede the next `len` accesses.
     #[inline(always)]
     pub(super) fn is_full(&self, len: usize) -> bool {
         self.next_slot + len > self.slot_count || self.has_surplus_lines() || self.exceeds_limit()
     }
 
-    /// Returns whether slots remain for this number of lines of another segment, without a compaction before.
+    /// Whether slots remain for this many lines of another segment, without a compaction before.
     pub(super) fn can_absorb(&self, lines: usize) -> bool {
         let is_numbered = self.next_slot + lines < MAX_SLOTS;
         is_numbered && !self.has_surplus_lines() && !self.exceeds_limit()
@@ -109,7 +108,7 @@ impl SlotAllocator {
         unsafe { self.finder.replace_slots::<L>(lines, slot.., pairs) };
     }
 
-    /// Returns the slot of each line, or 0, found by this number of threads.
+    /// The slot of each line, or 0 if it has none; the result does not depend on `threads`.
     pub(super) fn find_all(&self, lines: &[u64], threads: usize) -> Vec<u32> {
         let mut slots = vec![0; lines.len()];
         if threads < 2 {
@@ -135,7 +134,7 @@ impl SlotAllocator {
     /// as many as there are lines. Afterward the caller must rebuild its counter with [`Self::slots`].
     ///
     /// # Errors
-    /// Returns an error if there are too many distinct lines.
+    /// There are too many distinct lines.
     pub(super) fn compact(&mut self, dead_bits: &[u64], room: usize) -> Result<(), StackError> {
         self.check_lines(self.lines() + BATCH_ACCESSES)?;
         self.renumber(&SlotRanks::new(dead_bits, self.next_slot));
@@ -196,7 +195,7 @@ impl SlotAllocator {
         });
     }
 
-    /// Returns the distinct lines in order of their last touch, at most the newest `cap_lines`.
+    /// In order of their last touch, at most the newest `cap_lines`.
     pub(super) fn into_last_touches(mut self, dead_bits: &[u64]) -> Vec<u64> {
         self.renumber(&SlotRanks::new(dead_bits, self.next_slot));
         let mut lines = self.finder.list_by_slot();
@@ -205,7 +204,6 @@ impl SlotAllocator {
         lines
     }
 
-    /// Returns whether the sparse form is in use.
     #[cfg(test)]
     pub(super) fn is_sparse(&self) -> bool {
         self.finder.is_sparse()
@@ -241,7 +239,7 @@ impl SlotRanks {
         SlotRanks { words }
     }
 
-    /// Returns the number of live slots up to a live slot, itself included; 0 for slot 0, which marks a free place.
+    /// Number of live slots up to a live slot, itself included; 0 for slot 0, which marks a free place.
     #[inline(always)]
     fn rank(&self, slot: u32) -> u32 {
         let word = &self.words[slot as usize / 64];

@@ -55,12 +55,11 @@ impl SparseFinder {
             .max(MIN_BUCKET_BITS)
     }
 
-    /// Returns the bytes that this number of lines would use.
     pub(super) fn bytes_for(lines: usize) -> usize {
         size_of::<U32x16>() << Self::bucket_bits_for(lines)
     }
 
-    /// Returns the home bucket of a line, and its tag at distance 0.
+    /// The home bucket of a line, and its tag at distance 0.
     #[inline(always)]
     fn home_bucket(&self, line: u64) -> (usize, u32) {
         let key = mix_bits(line >> QUAD_BITS, KEY_BITS);
@@ -125,7 +124,7 @@ impl SparseFinder {
         }
     }
 
-    /// Returns the slot of a line, or 0.
+    /// 0 if the line has none.
     #[inline(always)]
     unsafe fn find_slot<L: Lanes>(&self, home: usize, tag: u32) -> u32 {
         let mask = self.buckets.len() - 1;
@@ -210,7 +209,7 @@ impl SparseFinder {
         }
     }
 
-    /// Returns the mixed address of the quad, the low bits of the line, and the slot, for every line.
+    /// For every line, the mixed address of its quad, its own low bits, and its slot.
     fn entries(&self) -> impl Iterator<Item = (u64, u64, u32)> + '_ {
         let (rest_bits, mask) = (KEY_BITS - self.bucket_bits, self.buckets.len() - 1);
         self.buckets
@@ -251,7 +250,7 @@ impl SparseFinder {
         }
     }
 
-    /// Returns all lines with their slots, in any order.
+    /// In no particular order.
     pub(super) fn lines_and_slots(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
         self.entries().map(|(key, low, slot)| {
             (

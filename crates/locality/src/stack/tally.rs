@@ -59,7 +59,7 @@ impl Tally {
         self.counts[previous_index as usize] += 1;
     }
 
-    /// Returns the distance that the last batch stored at this index.
+    /// The distance that the last batch stored at this index.
     pub(super) fn pending_distance(&self, index: usize) -> u32 {
         self.pending_indices[index % BATCH_ACCESSES] - 1
     }
@@ -135,7 +135,7 @@ impl Tally {
         tally
     }
 
-    /// Returns the distances, with `cold_count` first touches.
+    /// Adds `cold_count` first touches.
     pub(super) fn finish(mut self, cold_count: u64) -> DistanceHistogram {
         self.settle();
         if !self.folded_counts.is_empty() {

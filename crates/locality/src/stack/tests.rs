@@ -12,7 +12,7 @@ use crate::simd::{Portable, Simd};
 use cachemate_core::SplitMix64;
 use proptest::prelude::*;
 
-/// Returns the histogram by Mattson's definition: a distance is the position of the line in a list, most recent first.
+/// By Mattson's definition: a distance is the position of the line in a list, most recent first.
 fn mattson_histogram(lines: impl IntoIterator<Item = u64>) -> DistanceHistogram {
     let (mut stack, mut cold, mut counts) = (Vec::new(), 0, Vec::new());
     for line in lines {
@@ -45,7 +45,7 @@ const FORMS: [FinderKind; 4] = [
     },
 ];
 
-/// Returns the histogram of one engine to which the lines are pushed in portions of varying length.
+/// One engine, to which the lines are pushed in portions of varying length.
 fn by_engine(simd: Simd, limits: FinderLimits, lines: &[u64]) -> DistanceHistogram {
     let mut engine = StackDistances::with_limits(simd, limits);
     let (mut remaining_lines, mut portion) = (lines, 1);

@@ -97,7 +97,7 @@ impl Parameters {
     /// Parses parameters from TOML.
     ///
     /// # Errors
-    /// Returns an error if a parameter is unknown, has the wrong type or is out of range.
+    /// A parameter is unknown, has the wrong type or is out of range.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
         let parameters: Parameters = super::parse_parameters(text)?;
         let weights = &parameters.weights;

@@ -26,7 +26,7 @@ impl Parameters {
     /// Parses parameters from TOML.
     ///
     /// # Errors
-    /// Returns an error if a parameter is unknown or has the wrong type, or if the window has length 0.
+    /// A parameter is unknown or has the wrong type, or the window has length 0.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
         let parameters: Parameters = super::parse_parameters(text)?;
         ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64)])?;

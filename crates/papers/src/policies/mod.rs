@@ -97,8 +97,8 @@ impl PolicyRegistry {
     /// defaults.
     ///
     /// # Errors
-    /// Returns an error if the name is unknown, with the known names and the most similar one, or if the parameters are
-    /// invalid for the policy.
+    /// The name is unknown (the error has the known names and the most similar one), or the parameters are invalid for
+    /// the policy.
     pub fn build(
         self,
         name: &str,

@@ -81,7 +81,7 @@ pub trait Scheme {
     /// The cost of each member if the whole group runs at once and has the cache to itself.
     ///
     /// # Errors
-    /// Returns an error for the first program without the required evidence.
+    /// Names the first program without the required evidence.
     fn group_costs(
         &self,
         members: &[&Profile],
@@ -181,7 +181,7 @@ pub struct UnknownScheme {
 /// The scheme called `name`.
 ///
 /// # Errors
-/// Returns an error with the known names and the most similar one if there is no such scheme.
+/// There is no such scheme; the error has the known names and the most similar one.
 pub fn find_scheme(name: &str) -> Result<Box<dyn Scheme>, UnknownScheme> {
     let schemes = all_schemes();
     let known_names: Vec<&str> = schemes.iter().map(|scheme| scheme.name()).collect();

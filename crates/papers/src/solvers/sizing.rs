@@ -138,7 +138,7 @@ impl PartialAllocation {
 /// The best allocation of all `units`, in the order of the claims. O(claimants · units²).
 ///
 /// # Errors
-/// Returns an error if a claim is invalid, or if the floors exceed the units.
+/// A claim is invalid, or the floors exceed the units.
 pub fn allocate_exactly(
     claims: &[UnitClaim],
     units: u32,

@@ -235,7 +235,7 @@ impl RunDir {
     }
 
     /// Removes the least recently used files until at most this many bytes are left, and the files of killed writers.
-    /// Returns the number of removed files and their bytes.
+    /// The result is the number of removed files and their bytes.
     pub fn prune(&self, max_bytes: u64) -> io::Result<(u64, u64)> {
         let mut files = self.all_files()?;
         files.sort();

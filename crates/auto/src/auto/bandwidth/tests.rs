@@ -43,7 +43,7 @@ fn aggressor(process: u32, bytes: f64, lever: Lever) -> Aggressor {
 }
 
 /// Runs the rule for some windows with the slack and the aggressors that follow from the levels of processes 1 and 2.
-/// Returns the levels after each window.
+/// The levels are those after each window.
 fn run(
     windows: u64,
     lever: Lever,

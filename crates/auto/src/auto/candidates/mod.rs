@@ -110,7 +110,7 @@ pub struct PlanSearch<'a> {
     pub allowed_mechanisms: AllowedMechanisms,
     pub comparator: PlanComparator,
     /// Number of site scores that may still be computed; a score with gangs counts for several.
-    pub remaining_scores: Cell<usize>,
+    pub score_budget: Cell<usize>,
     pub generator: SplitMix64,
 }
 
@@ -131,7 +131,7 @@ impl<'a> PlanSearch<'a> {
                 objective: PlanObjective::WeightedSpeedup,
                 min_speed: 0.0,
             },
-            remaining_scores: Cell::new(effort),
+            score_budget: Cell::new(effort),
             generator: SplitMix64::new(1),
         }
     }
@@ -264,13 +264,12 @@ impl PlanSearch<'_> {
         budget_divisor: usize,
         search: impl FnOnce(&mut Self) -> T,
     ) -> T {
-        let remaining_budget = self.remaining_scores.get();
-        self.remaining_scores
+        let remaining_budget = self.score_budget.get();
+        self.score_budget
             .set(remaining_budget / budget_divisor.max(1));
         let outcome = search(self);
-        self.remaining_scores.set(
-            remaining_budget - remaining_budget / budget_divisor.max(1)
-                + self.remaining_scores.get(),
+        self.score_budget.set(
+            remaining_budget - remaining_budget / budget_divisor.max(1) + self.score_budget.get(),
         );
         outcome
     }
@@ -311,12 +310,12 @@ impl PlanSearch<'_> {
     }
 
     fn is_spent(&self) -> bool {
-        self.remaining_scores.get() == 0
+        self.score_budget.get() == 0
     }
 
     fn spend(&self, scores: usize) {
-        let remaining_scores = self.remaining_scores.get().saturating_sub(scores);
-        self.remaining_scores.set(remaining_scores);
+        let score_budget = self.score_budget.get().saturating_sub(scores);
+        self.score_budget.set(score_budget);
     }
 
     /// Closed sites stay as they are.
@@ -405,7 +404,7 @@ mod tests {
             }),
             cluster: None,
             last_site: Some((id % sites) as usize),
-            must_stay: false,
+            stays_on_site: false,
         };
         let (sites, tasks) = (
             (0..sites).map(site).collect(),
@@ -419,16 +418,12 @@ mod tests {
         allowed: AllowedMechanisms,
         effort: usize,
     ) -> (LayoutScore, LayoutScore, usize) {
-        let memo = ScoreCache::new(problem);
-        let mut search = PlanSearch::with_effort(problem, &memo, allowed, effort);
+        let score_cache = ScoreCache::new(problem);
+        let mut search = PlanSearch::with_effort(problem, &score_cache, allowed, effort);
         let candidates = search.find_candidates(&BTreeMap::new(), None);
         let comparator = search.comparator;
         let best = comparator.best_of(&candidates).unwrap();
-        (
-            candidates[0].score,
-            best.score,
-            search.remaining_scores.get(),
-        )
+        (candidates[0].score, best.score, search.score_budget.get())
     }
 
     fn all_mechanisms() -> AllowedMechanisms {
@@ -468,11 +463,11 @@ mod tests {
         tasks[1].program = Some(program_fixture(|_| 0.03));
         let sites = vec![score_cache::tests::site_fixture(0, 2)];
         let problem = PlanningProblem::undisturbed_problem(sites, tasks.to_vec());
-        let memo = ScoreCache::new(&problem);
-        let mut search = PlanSearch::with_effort(&problem, &memo, all_mechanisms(), 2_000);
+        let score_cache = ScoreCache::new(&problem);
+        let mut search = PlanSearch::with_effort(&problem, &score_cache, all_mechanisms(), 2_000);
         let candidates = search.find_candidates(&BTreeMap::new(), None);
 
-        let speeds = forecast_speeds(&problem, &candidates[0].layout, &memo);
+        let speeds = forecast_speeds(&problem, &candidates[0].layout, &score_cache);
         let [reuser, stream] = [speeds[0].unwrap(), speeds[1].unwrap()];
         assert!((8.0 * reuser.occupancy_bytes / CACHE - 3.8).abs() < 0.1);
         assert!((reuser.relative_speed - 1.1 / 3.0).abs() < 1e-3);
@@ -497,8 +492,9 @@ mod tests {
 
         let pair = [0, 2];
         let parted = |problem: &PlanningProblem| {
-            let memo = ScoreCache::new(problem);
-            let mut search = PlanSearch::with_effort(problem, &memo, all_mechanisms(), 2_000);
+            let score_cache = ScoreCache::new(problem);
+            let mut search =
+                PlanSearch::with_effort(problem, &score_cache, all_mechanisms(), 2_000);
             let candidates = search.find_candidates(&BTreeMap::new(), None);
             candidates
                 .iter()
@@ -510,7 +506,7 @@ mod tests {
         };
         assert!(parted(&problem) > 0, "some plan moves them");
         pair.iter()
-            .for_each(|&index| problem.tasks[index].must_stay = true);
+            .for_each(|&index| problem.tasks[index].stays_on_site = true);
         assert_eq!(parted(&problem), 0);
     }
 
@@ -523,7 +519,7 @@ mod tests {
             .tasks
             .iter_mut()
             .enumerate()
-            .for_each(|(index, scene_task)| scene_task.last_site = Some(index / 4));
+            .for_each(|(index, problem_task)| problem_task.last_site = Some(index / 4));
         problem.tasks[1].program = None;
         let count_same = |problem: &PlanningProblem| {
             let mut current_layout = SiteLayout::without_partitions(
@@ -539,8 +535,9 @@ mod tests {
                 members: vec![0],
                 units: 5,
             }];
-            let memo = ScoreCache::new(problem);
-            let mut search = PlanSearch::with_effort(problem, &memo, all_mechanisms(), 2_000);
+            let score_cache = ScoreCache::new(problem);
+            let mut search =
+                PlanSearch::with_effort(problem, &score_cache, all_mechanisms(), 2_000);
             let candidates = search.find_candidates(&BTreeMap::new(), Some(current_layout.clone()));
             let on_first = |layout: &SiteLayout| {
                 layout

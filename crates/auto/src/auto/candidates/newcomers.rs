@@ -100,10 +100,10 @@ mod tests {
     fn brief_and_full_candidates(
         problem: &PlanningProblem,
     ) -> ([Vec<CandidatePlan>; 2], PlanComparator) {
-        let memo = ScoreCache::new(problem);
+        let score_cache = ScoreCache::new(problem);
         let search = || {
             let allowed = [Mechanism::Placement, Mechanism::Sharing].into();
-            PlanSearch::with_effort(problem, &memo, allowed, 400)
+            PlanSearch::with_effort(problem, &score_cache, allowed, 400)
         };
         let current_layout = SiteLayout::from_default_sites(problem, &BTreeMap::new());
         let (mut search_once, mut full_search) = (search(), search());

@@ -101,16 +101,16 @@ impl PlanSearch<'_> {
             self.comparator
                 .score_key(score(self.problem, &best_layout, self.score_cache));
 
-        let mut remaining_scores = MAX_TRAFFIC_SCORES;
+        let mut score_budget = MAX_TRAFFIC_SCORES;
         let mut has_improved = true;
         while has_improved {
             has_improved = false;
             for &index in &movable_tasks {
                 for neighbor in self.neighbors_of(&best_layout, index, &seats_per_site) {
-                    if remaining_scores == 0 {
+                    if score_budget == 0 {
                         return best_layout;
                     }
-                    remaining_scores -= 1;
+                    score_budget -= 1;
                     let key =
                         self.comparator
                             .score_key(score(self.problem, &neighbor, self.score_cache));

@@ -6,7 +6,7 @@ use cachemate_core::{TaskId, View};
 
 /// Smallest number of changes that determines a rate.
 const MIN_CHANGES: usize = 2;
-/// Largest number of changes that determine the rate, so that a restless start is forgotten.
+/// Largest number of changes that determine the rate, so that churn at startup ages out.
 const MAX_CHANGES: usize = 4;
 
 /// The live tasks, and the rate at which tasks arrive, exit or change phase: a confirmation has to fit between two such

@@ -1,8 +1,8 @@
 //! Misses of tasks that had a partition to themselves: counted points of their curves.
 //!
 //! A log may be too short for large sizes, and the counts under the plan in force correct a curve only near the present
-//! size. Without memory, a plan whose size was just counted is forecast again by the uncorrected curve, and two plans
-//! alternate. Properties: points are of one phase, or of phases of one kind; exited tasks are forgotten.
+//! size. Without this memory the search oscillates: it forecasts a size that it has just measured from the uncorrected
+//! curve again. Properties: points are of one phase, or of phases of one kind; exited tasks are forgotten.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -77,7 +77,7 @@ impl TaskEvidence {
         );
         self.measured_sizes
             .retain(&live_tasks, |task| phases::current_phase(view, task));
-        self.record_homes(view, &cpu_sites);
+        self.record_default_sites(view, &cpu_sites);
         self.record_split_tasks(view, &cpu_sites);
         self.sites = sites;
         has_changed
@@ -201,7 +201,7 @@ impl TaskEvidence {
     }
 
     /// Records the sites of tasks that no plan pins.
-    fn record_homes(&mut self, view: &View<'_>, cpu_sites: &CpuSites) {
+    fn record_default_sites(&mut self, view: &View<'_>, cpu_sites: &CpuSites) {
         for sample in view
             .live_tasks()
             .filter(|sample| !view.previous_plan.affinity.contains_key(&sample.task))
@@ -225,16 +225,19 @@ impl TaskEvidence {
             view.live_tasks()
                 .filter_map(|sample| Some((sample, cpu_sites.site_of_task(sample)?)))
         };
-        for (seen, site) in sited_samples() {
+        for (sample, site) in sited_samples() {
             let (first_site, ran_elsewhere) =
-                process_sites.entry(seen.process).or_insert((site, false));
+                process_sites.entry(sample.process).or_insert((site, false));
             *ran_elsewhere |= *first_site != site;
         }
-        let is_split = |(seen, _): &(&TaskSample, usize)| {
-            process_sites[&seen.process].1 && has_remote_stalls(seen)
+        let is_split = |(sample, _): &(&TaskSample, usize)| {
+            process_sites[&sample.process].1 && has_remote_stalls(sample)
         };
-        self.split_tasks
-            .extend(sited_samples().filter(is_split).map(|(seen, _)| seen.task));
+        self.split_tasks.extend(
+            sited_samples()
+                .filter(is_split)
+                .map(|(sample, _)| sample.task),
+        );
     }
 }
 

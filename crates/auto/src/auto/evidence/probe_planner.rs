@@ -1,7 +1,7 @@
 //! Planning of `auto`'s probes within their cost limits.
 //!
-//! One ledger counts the processor time of all probes. A probe that stops its task waits until its cost is no more than
-//! the configured share of the time that the task has run, so short-lived tasks are never profiled. After the first
+//! One ledger counts the processor time of all probes. A task must first run long enough that a probe which stops it
+//! stays within the overhead budget, a share of its run time, so short-lived tasks are never profiled. After the first
 //! probe of each task, probes wait until all of them together have cost no more than that share of processor time. At
 //! most one probe that stops its task runs on a cache at a time. A task whose probe has no result in time is not probed
 //! again in the same phase. A trace that was too short for the largest cache is recorded once more with more entries,
@@ -77,7 +77,7 @@ pub struct ProbePlanner {
     /// Run time of each task.
     ran_ns_by_task: BTreeMap<TaskId, u64>,
     /// Outstanding probe that keeps tasks off their CPUs, and when it was requested.
-    row_probe: Option<OpenRequest>,
+    exclusive_probe: Option<OpenRequest>,
     service_pauses: ServicePauses,
     /// Tasks whose solo interval was requested, with the phase and the time of the request.
     solo_requested: BTreeMap<TaskId, (u32, u64)>,
@@ -208,7 +208,11 @@ impl ProbePlanner {
             }
         }
 
-        if let Some(open) = self.row_probe.take().filter(|open| is_awaited(view, open)) {
+        if let Some(open) = self
+            .exclusive_probe
+            .take()
+            .filter(|open| is_awaited(view, open))
+        {
             self.service_pauses.withdraw();
             if let ProbeKind::CoRunRows { rows, .. } = &open.0.kind
                 && let [[task], ..] = rows.iter().map(Vec::as_slice).collect::<Vec<_>>()[..]
@@ -254,7 +258,7 @@ impl ProbePlanner {
             .service_pauses
             .last_service
             .as_ref()
-            .zip(self.row_probe.as_ref())?;
+            .zip(self.exclusive_probe.as_ref())?;
         let mut results = view.observation.probe_results.iter();
         results.find_map(|result| match &result.evidence {
             ProbeEvidence::Rows(rows) if result.probe == probe.id => {
@@ -272,23 +276,29 @@ impl ProbePlanner {
         limits: &ProbeLimits,
         now_ns: u64,
     ) -> Option<ProbeRequest> {
-        self.row_probe = self.row_probe.take().filter(|open| is_awaited(view, open));
-        if let Some((probe, _)) = &self.row_probe {
+        self.exclusive_probe = self
+            .exclusive_probe
+            .take()
+            .filter(|open| is_awaited(view, open));
+        if let Some((probe, _)) = &self.exclusive_probe {
             return Some(probe.clone());
         }
 
-        let is_paid = self.ledger.excess_ns(limits.max_share) <= 0.0;
+        let is_within_budget = self.ledger.excess_ns(limits.max_share) <= 0.0;
         self.service_pauses.last_service = None;
         let kind = self
-            .solo_interval(view, sites, is_paid, now_ns)
+            .solo_interval(view, sites, is_within_budget, now_ns)
             .or_else(|| {
                 limits
                     .may_pause_services
-                    .then(|| self.service_pauses.next_pause(view, is_paid, now_ns))
+                    .then(|| {
+                        self.service_pauses
+                            .next_pause(view, is_within_budget, now_ns)
+                    })
                     .flatten()
             })?;
         let probe = self.build_request(kind, ANSWER_TIMEOUT_NS);
-        self.row_probe = Some((probe.clone(), now_ns));
+        self.exclusive_probe = Some((probe.clone(), now_ns));
         Some(probe)
     }
 
@@ -299,7 +309,7 @@ impl ProbePlanner {
         &mut self,
         view: &View<'_>,
         sites: &[CacheSite],
-        is_paid: bool,
+        is_within_budget: bool,
         now_ns: u64,
     ) -> Option<ProbeKind> {
         if !view.capabilities.has_ability(Ability::CountPerCache) {
@@ -315,31 +325,31 @@ impl ProbePlanner {
             .map(|sample| sample.process)
             .collect();
 
-        let is_due = |seen: &&TaskSample| {
-            let (phase, _) = current_phase(view, seen.task);
+        let is_due = |sample: &&TaskSample| {
+            let (phase, _) = current_phase(view, sample.task);
             let is_known = view
                 .profiles
-                .get(&seen.task)
+                .get(&sample.task)
                 .is_some_and(|known_profile| known_profile.rates.solo_instr_per_cycle.is_some());
-            let is_interval_due = match self.solo_requested.get(&seen.task) {
-                None => is_paid || !known_processes.contains(&seen.process),
+            let is_interval_due = match self.solo_requested.get(&sample.task) {
+                None => is_within_budget || !known_processes.contains(&sample.process),
                 Some(&(requested_phase, requested_ns)) => {
                     let pause_ns = if is_known || requested_phase == phase {
                         SOLO_REPEAT_NS
                     } else {
                         SOLO_PAUSE_NS
                     };
-                    is_paid && now_ns.saturating_sub(requested_ns) >= pause_ns
+                    is_within_budget && now_ns.saturating_sub(requested_ns) >= pause_ns
                 }
             };
-            is_promised(seen)
+            is_promised(sample)
                 && is_interval_due
-                && seen.has_run()
-                && self.ran_ns_by_task.get(&seen.task).copied().unwrap_or(0) >= SOLO_ROW_NS
+                && sample.has_run()
+                && self.ran_ns_by_task.get(&sample.task).copied().unwrap_or(0) >= SOLO_ROW_NS
         };
-        let sample = view.movable_tasks().filter(is_due).min_by_key(|seen| {
+        let sample = view.movable_tasks().filter(is_due).min_by_key(|sample| {
             self.solo_requested
-                .get(&seen.task)
+                .get(&sample.task)
                 .map_or(0, |&(_, when_ns)| when_ns)
         })?;
         let (task, cache) = (sample.task, sites[cpu_sites.site_of_task(sample)?].cache);
@@ -440,15 +450,14 @@ impl ProbePlanner {
         need: CurveNeed,
         limits: &ProbeLimits,
     ) -> bool {
-        let is_paid = self.ledger.excess_ns(limits.max_share) <= 0.0;
+        let is_within_budget = self.ledger.excess_ns(limits.max_share) <= 0.0;
         let phase = current_phase(view, sample.task).0;
         let earlier_probe = self.probes_by_task.get(&sample.task);
         match need {
             CurveNeed::Continued => true,
-            CurveNeed::First => {
-                earlier_probe.is_none_or(|earlier_probe| earlier_probe.phase != phase && is_paid)
-            }
-            CurveNeed::Longer => is_paid,
+            CurveNeed::First => earlier_probe
+                .is_none_or(|earlier_probe| earlier_probe.phase != phase && is_within_budget),
+            CurveNeed::Longer => is_within_budget,
         }
     }
 
@@ -526,7 +535,7 @@ impl ProbePlanner {
         let can_measure = CurveMethod::of_machine(view).is_some();
         let is_surveyed =
             |task: TaskId| curves.has_curve(view, task) || !can_measure || !self.is_open(task);
-        let has_run = |seen: &TaskSample| seen.has_run();
+        let has_run = |sample: &TaskSample| sample.has_run();
         self.sharing_probe.is_none()
             && view
                 .movable_tasks()
@@ -553,16 +562,16 @@ impl ProbePlanner {
             return Some(self.sharing_probe.insert(open).0.clone());
         }
 
-        let remote_stall_share_of = |seen: &TaskSample| {
-            let speed = speeds.observed_speed(seen.task)?;
+        let remote_stall_share_of = |sample: &TaskSample| {
+            let speed = speeds.observed_speed(sample.task)?;
             Some(speed.remote_cycles_per_instr? / speed.cycles_per_instr)
         };
         let mut processes: Vec<ProcessId> = Vec::new();
-        for seen in view.movable_tasks() {
-            if remote_stall_share_of(seen).is_some_and(|share| share >= MIN_REMOTE_SHARE)
-                && !processes.contains(&seen.process)
+        for sample in view.movable_tasks() {
+            if remote_stall_share_of(sample).is_some_and(|share| share >= MIN_REMOTE_SHARE)
+                && !processes.contains(&sample.process)
             {
-                processes.push(seen.process);
+                processes.push(sample.process);
             }
         }
 
@@ -633,9 +642,9 @@ impl ProbePlanner {
         for (_, members) in comparable_threads {
             let maps: Vec<ThreadMap<'_>> = members
                 .iter()
-                .map(|seen| ThreadMap {
-                    counters: sharing_map_of(seen).map_or(&[], |map| map.counters.as_slice()),
-                    previous_cluster: self.clusters.get(&seen.task).copied(),
+                .map(|sample| ThreadMap {
+                    counters: sharing_map_of(sample).map_or(&[], |map| map.counters.as_slice()),
+                    previous_cluster: self.clusters.get(&sample.task).copied(),
                 })
                 .collect();
             let sample_count: u64 = maps
@@ -658,8 +667,8 @@ impl ProbePlanner {
                     .map_or(0.0, |fact| fact.value)
             };
             complete_clusters(&mut cluster_by_thread, &maps, fetch_share);
-            for (seen, cluster) in members.iter().zip(&cluster_by_thread) {
-                clusters.extend(cluster.map(|cluster| (seen.task, first_cluster + cluster)));
+            for (sample, cluster) in members.iter().zip(&cluster_by_thread) {
+                clusters.extend(cluster.map(|cluster| (sample.task, first_cluster + cluster)));
             }
             first_cluster += cluster_count(&cluster_by_thread);
         }

@@ -45,7 +45,12 @@ impl ServicePauses {
     }
 
     /// The probe that pauses the next service; `None` if none is due.
-    pub fn next_pause(&mut self, view: &View<'_>, is_paid: bool, now_ns: u64) -> Option<ProbeKind> {
+    pub fn next_pause(
+        &mut self,
+        view: &View<'_>,
+        is_within_budget: bool,
+        now_ns: u64,
+    ) -> Option<ProbeKind> {
         self.paused_ns
             .retain(|_, paused_ns| now_ns.saturating_sub(*paused_ns) < REPEAT_NS);
         let can_pause = [Ability::ProbeFromOutside, Ability::Gangs]
@@ -53,7 +58,7 @@ impl ServicePauses {
             .all(|a| view.capabilities.has_ability(*a));
         if !can_pause
             || !view.live_tasks().any(is_promised)
-            || !(is_paid || self.paused_ns.len() < INITIAL_PAUSES)
+            || !(is_within_budget || self.paused_ns.len() < INITIAL_PAUSES)
         {
             return None;
         }
@@ -170,20 +175,21 @@ mod tests {
         });
         let view = fixture.view(&NullPredictor);
         let mut pauses = ServicePauses::default();
-        let mut paused_task = |is_paid, now_ns| match pauses.next_pause(&view, is_paid, now_ns)? {
-            ProbeKind::CoRunRows { rows, .. } => {
-                assert!(
-                    rows[ROWS..].iter().all(|row| row.len() == 6),
-                    "all tasks run in the reference"
-                );
-                view.observation
-                    .tasks
-                    .iter()
-                    .map(|task| task.task)
-                    .find(|task| !rows[0].contains(task))
-            }
-            kind => panic!("{kind:?}"),
-        };
+        let mut paused_task =
+            |is_within_budget, now_ns| match pauses.next_pause(&view, is_within_budget, now_ns)? {
+                ProbeKind::CoRunRows { rows, .. } => {
+                    assert!(
+                        rows[ROWS..].iter().all(|row| row.len() == 6),
+                        "all tasks run in the reference"
+                    );
+                    view.observation
+                        .tasks
+                        .iter()
+                        .map(|task| task.task)
+                        .find(|task| !rows[0].contains(task))
+                }
+                kind => panic!("{kind:?}"),
+            };
         assert_eq!(
             [4, 3, 2].map(|id| Some(TaskId(id))),
             [0, 1, 2].map(|now_ns| paused_task(false, now_ns))

@@ -152,8 +152,7 @@ mod tests {
             "{slowdown:?}"
         );
         let crowded = forecast_with_references(&problem_fixture(&[0.4, 0.9, 1.5]), None);
-        let message = &crowded.tasks[&TaskId(0)];
-        let slower = message.degradation.unwrap();
+        let slower = crowded.tasks[&TaskId(0)].degradation.unwrap();
         assert!(
             slower.value > 0.01 && slower.low <= slower.value && slower.value <= slower.high,
             "{slower:?}"
@@ -174,9 +173,9 @@ mod tests {
     #[test]
     fn the_miss_ratio_is_that_of_all_tasks() {
         let mut problem = problem_fixture(&[0.4, 0.9]);
-        let message = forecast_with_references(&problem, Some(0.02));
+        let forecast = forecast_with_references(&problem, Some(0.02));
         let rates = |id: u32| {
-            let task = &message.tasks[&TaskId(id)];
+            let task = &forecast.tasks[&TaskId(id)];
             let speed = task.instr_per_cycle.unwrap().value * task.cpu_share.unwrap().value;
             (
                 speed * task.misses_per_kilo_instr.unwrap().value / 1000.0,
@@ -184,9 +183,9 @@ mod tests {
             )
         };
         let expected = (rates(0).0 + rates(1).0) / (rates(0).1 + rates(1).1);
-        assert!((message.cache_miss_ratio[&CacheId(0)].value / expected - 1.0).abs() < 1e-9);
+        assert!((forecast.cache_miss_ratio[&CacheId(0)].value / expected - 1.0).abs() < 1e-9);
         problem.tasks[1].program = None;
-        let message = forecast_with_references(&problem, Some(0.02));
-        assert!(message.cache_miss_ratio.is_empty() && message.unknown == [TaskId(1)]);
+        let forecast = forecast_with_references(&problem, Some(0.02));
+        assert!(forecast.cache_miss_ratio.is_empty() && forecast.unknown == [TaskId(1)]);
     }
 }

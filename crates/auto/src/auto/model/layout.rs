@@ -28,8 +28,8 @@ pub struct GangRotation {
 }
 
 impl GangRotation {
-    /// The same rotation with members in order, and the gang of the first member first. Otherwise a search could
-    /// replace a plan by an equal one, which restarts all turns.
+    /// Canonical order: members ascending, and the gang of the first member first. An equivalent rotation must compare
+    /// equal, or the scheduler restarts every turn.
     #[must_use]
     pub fn in_order(mut self) -> Self {
         self.gangs.iter_mut().for_each(|gang| gang.sort_unstable());
@@ -334,14 +334,14 @@ impl SiteLayout {
             problem_task.is_movable && is_compatible
         };
         let tasks = problem.tasks.iter().enumerate();
-        let split_processes: BTreeSet<ProcessId> = tasks
+        let partial_processes: BTreeSet<ProcessId> = tasks
             .filter(|task| !is_included(task))
             .map(|(_, problem_task)| problem_task.process)
             .collect();
 
         let member_of = |&index: &usize| {
             let problem_task = &problem.tasks[index];
-            if !split_processes.contains(&problem_task.process) {
+            if !partial_processes.contains(&problem_task.process) {
                 Some(ShareMember::Process(problem_task.process))
             } else {
                 (!uses_colors && problem_task.is_movable)

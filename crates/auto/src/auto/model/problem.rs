@@ -25,7 +25,7 @@ pub struct ProblemTask {
     pub last_site: Option<usize>,
     /// Whether the task stays on its site. Either the site is closed, or other threads of its process are on the same
     /// cache and the task has never run on another one, so that its waits there are unknown.
-    pub must_stay: bool,
+    pub stays_on_site: bool,
 }
 
 /// The planning problem; see the module's documentation.
@@ -173,7 +173,7 @@ impl PlanningProblem {
                 program: previous_model(task.task).or_else(build_model),
                 cluster: clusters.get(&task.task).copied(),
                 last_site: site,
-                must_stay: !clusters.contains_key(&task.task)
+                stays_on_site: !clusters.contains_key(&task.task)
                     && !split_tasks.contains(&task.task)
                     && thread_sites.contains(&(task.process, site)),
             }
@@ -224,7 +224,7 @@ impl PlanningProblem {
         self.tasks
             .iter_mut()
             .filter(is_on_closed_site)
-            .for_each(|problem_task| problem_task.must_stay = true);
+            .for_each(|problem_task| problem_task.stays_on_site = true);
     }
 
     /// The tasks in order of arrival.
@@ -247,7 +247,7 @@ impl PlanningProblem {
 
     /// Whether the task may be moved. Threads that may share data are not separated without evidence.
     pub fn can_move(&self, index: usize) -> bool {
-        self.tasks[index].is_movable && !self.tasks[index].must_stay
+        self.tasks[index].is_movable && !self.tasks[index].stays_on_site
     }
 
     pub fn index_by_task(&self) -> BTreeMap<TaskId, usize> {

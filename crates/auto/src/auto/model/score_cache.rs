@@ -142,7 +142,7 @@ pub mod tests {
             program: Some(program_keeping(share)),
             cluster: None,
             last_site: Some(last_site),
-            must_stay: false,
+            stays_on_site: false,
         }
     }
 

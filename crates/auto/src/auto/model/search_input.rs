@@ -19,8 +19,14 @@ use crate::auto::evidence::probe_planner::MIN_BUSY_SHARE;
 use crate::auto::evidence::speeds::ObservedSpeed;
 use crate::auto::evidence::{PATIENCE_WINDOWS, TaskEvidence, co_runners, phases::current_phase};
 
-/// Tasks, their phases, and whether their curves are known.
-pub type TaskStamp = Vec<(TaskId, u32, bool)>;
+/// A live task as a search finds it. The search is outdated once a task differs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SearchedTask {
+    pub task: TaskId,
+    pub phase_number: u32,
+    /// Whether the curve of this phase is known.
+    pub has_curve: bool,
+}
 
 /// A planning problem with its stored scores, as one search leaves it to the next.
 pub struct SearchInput {
@@ -32,7 +38,7 @@ pub struct SearchInput {
     pub score_cache: ScoreCache,
     /// The newcomers, if only they are placed.
     pub newcomers: Option<Vec<usize>>,
-    stamp: TaskStamp,
+    searched_tasks: Vec<SearchedTask>,
     /// Window of the last full search, which may be this one.
     full_search_window: u64,
 }
@@ -40,7 +46,7 @@ pub struct SearchInput {
 /// The last search: the tasks and phases for which it was made, and its results.
 #[derive(Default)]
 pub struct SearchHistory {
-    last_search: Option<(TaskStamp, u64)>,
+    last_search: Option<(Vec<SearchedTask>, u64)>,
     /// Window of the last search that had models to compare plans by, brief or full.
     pub results_window: Option<u64>,
     pub last_results: Option<SearchInput>,
@@ -65,7 +71,7 @@ impl SearchInput {
     fn newcomers_since(
         &self,
         view: &View<'_>,
-        stamp: &TaskStamp,
+        searched_tasks: &[SearchedTask],
         evidence: &TaskEvidence,
     ) -> Option<BTreeSet<TaskId>> {
         let is_large =
@@ -79,17 +85,20 @@ impl SearchInput {
 
         let index_by_task = self.problem.index_by_task();
         let mut newcomers = BTreeSet::new();
-        for (sample, &(task, phase, is_known)) in view.live_tasks().zip(stamp) {
+        for (sample, searched_task) in view.live_tasks().zip(searched_tasks) {
+            let task = searched_task.task;
             match index_by_task.get(&task) {
                 Some(&index) => {
                     let model = self.problem.tasks[index].program.as_ref();
                     let has_other_goal =
                         model.is_some_and(|model| model.goal != sample.goal.unwrap_or_default());
-                    if self.stamp[index] != (task, phase, is_known) || has_other_goal {
+                    if self.searched_tasks[index] != *searched_task || has_other_goal {
                         return None;
                     }
                 }
-                None if is_known && evidence.speeds.observed_speed(task).is_some() => {
+                None if searched_task.has_curve
+                    && evidence.speeds.observed_speed(task).is_some() =>
+                {
                     newcomers.insert(task);
                 }
                 None => {}
@@ -101,32 +110,29 @@ impl SearchInput {
     }
 }
 
-/// The live tasks, their phases, and whether their curves are known.
-pub fn task_stamp(view: &View<'_>, curves: &CurveChecks) -> TaskStamp {
-    let state_of_task = |task: TaskId| {
-        (
-            task,
-            current_phase(view, task).0,
-            curves.has_curve(view, task),
-        )
-    };
+/// The live tasks, in the order of the view.
+pub fn searched_tasks(view: &View<'_>, curves: &CurveChecks) -> Vec<SearchedTask> {
     view.live_tasks()
-        .map(|sample| state_of_task(sample.task))
+        .map(|sample| SearchedTask {
+            task: sample.task,
+            phase_number: current_phase(view, sample.task).0,
+            has_curve: curves.has_curve(view, sample.task),
+        })
         .collect()
 }
 
 impl SearchHistory {
     /// Whether the tasks, their phases or profiles have changed since the last search, or that search was long ago.
-    pub fn is_outdated(&self, stamp: &TaskStamp, window: u64) -> bool {
+    pub fn is_outdated(&self, tasks: &[SearchedTask], window: u64) -> bool {
         self.last_search
             .as_ref()
-            .is_none_or(|(last_stamp, last_window)| {
-                last_stamp != stamp || window >= last_window + SEARCH_INTERVAL_WINDOWS
+            .is_none_or(|(last_tasks, last_window)| {
+                last_tasks != tasks || window >= last_window + SEARCH_INTERVAL_WINDOWS
             })
     }
 
-    pub fn record_start(&mut self, stamp: TaskStamp, window: u64) {
-        self.last_search = Some((stamp, window));
+    pub fn record_start(&mut self, tasks: Vec<SearchedTask>, window: u64) {
+        self.last_search = Some((tasks, window));
         self.awaits_new_phase = false;
     }
 
@@ -145,14 +151,14 @@ impl SearchHistory {
 
     /// Whether a live task has changed phase since the last search.
     pub fn has_phase_changed(&self, view: &View<'_>) -> bool {
-        let Some((last_stamp, _)) = &self.last_search else {
+        let Some((last_tasks, _)) = &self.last_search else {
             return false;
         };
-        let has_new_phase = |(task, searched_phase, _): &(TaskId, u32, bool)| {
-            current_phase(view, *task).0 != *searched_phase
-                && view.live_tasks().any(|sample| sample.task == *task)
+        let has_new_phase = |last: &SearchedTask| {
+            current_phase(view, last.task).0 != last.phase_number
+                && view.live_tasks().any(|sample| sample.task == last.task)
         };
-        last_stamp.iter().any(has_new_phase)
+        last_tasks.iter().any(has_new_phase)
     }
 
     /// Records the present phases, and returns the tasks of the last search whose phase has changed. The next search is
@@ -160,13 +166,12 @@ impl SearchHistory {
     pub fn record_phases(&mut self, view: &View<'_>) -> Vec<TaskId> {
         self.awaits_new_phase = true;
         let mut changed_tasks = Vec::new();
-        for (task, searched_phase, is_known) in
-            self.last_search.iter_mut().flat_map(|(stamp, _)| stamp)
-        {
-            let phase = current_phase(view, *task).0;
-            if *searched_phase != phase {
-                (*searched_phase, *is_known) = (phase, false);
-                changed_tasks.push(*task);
+        for last in self.last_search.iter_mut().flat_map(|(tasks, _)| tasks) {
+            let phase_number = current_phase(view, last.task).0;
+            if last.phase_number != phase_number {
+                last.phase_number = phase_number;
+                last.has_curve = false;
+                changed_tasks.push(last.task);
             }
         }
         changed_tasks
@@ -181,17 +186,17 @@ impl SearchHistory {
         evidence: &mut TaskEvidence,
         uses_counts: bool,
     ) -> Option<SearchInput> {
-        let (stamp, _) = self.last_search.as_ref()?;
+        let (searched_tasks, _) = self.last_search.as_ref()?;
         let last_results = self.last_results.take();
         let newcomers = last_results
             .as_ref()
-            .and_then(|last_results| last_results.newcomers_since(view, stamp, evidence));
+            .and_then(|last_results| last_results.newcomers_since(view, searched_tasks, evidence));
         let mut input_builder = InputBuilder {
             view,
             current_plan,
             evidence,
             uses_counts,
-            stamp: stamp.clone(),
+            searched_tasks: searched_tasks.clone(),
         };
 
         match (last_results, newcomers) {
@@ -210,7 +215,7 @@ struct InputBuilder<'a, 'v> {
     evidence: &'a mut TaskEvidence,
     /// Whether misses and rates that are counted under the plan in force are used.
     uses_counts: bool,
-    stamp: TaskStamp,
+    searched_tasks: Vec<SearchedTask>,
 }
 
 impl InputBuilder<'_, '_> {
@@ -375,7 +380,7 @@ impl InputBuilder<'_, '_> {
             optimistic,
             score_cache,
             newcomers: None,
-            stamp: std::mem::take(&mut self.stamp),
+            searched_tasks: std::mem::take(&mut self.searched_tasks),
             full_search_window: self.view.observation.window,
         })
     }
@@ -417,7 +422,7 @@ impl InputBuilder<'_, '_> {
             optimistic: None,
             score_cache,
             newcomers: Some(newcomers),
-            stamp: std::mem::take(&mut self.stamp),
+            searched_tasks: std::mem::take(&mut self.searched_tasks),
             full_search_window,
         })
     }

@@ -467,7 +467,7 @@ mod tests {
                 program: Some(program),
                 cluster: None,
                 last_site: Some(index / 2 % 2),
-                must_stay: false,
+                stays_on_site: false,
             }
         };
 

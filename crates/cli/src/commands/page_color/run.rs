@@ -123,7 +123,7 @@ impl ColorRunArgs {
     }
 }
 
-/// Returns the number of colors of the reference set; if the set is not usable, discovers the colors first.
+/// If the reference set is not usable, the colors are discovered first.
 fn ensure_color_count(session: &Session) -> anyhow::Result<u32> {
     match reference_set::open(Path::new(reference_set::BASE)) {
         Ok(opened_set) => Ok(opened_set.frames.colors()),

@@ -95,7 +95,7 @@ impl HostFacts {
     }
 }
 
-/// Returns the host's description as TOML.
+/// The host's description as TOML, which was parsed once and is valid.
 ///
 /// # Errors
 /// The host has several kinds of cores or caches, or does not report its caches.
@@ -127,7 +127,7 @@ fn check_for_simulators(_: &MachineSpec) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the host's description as a machine.
+/// The host's description as a machine: measured where `calibration` has a value, and assumed elsewhere.
 pub fn build_machine(
     name: &str,
     topology: &Topology,
@@ -514,8 +514,8 @@ fn set_owned_size(cache: &mut CacheSpec, owned_bytes: f64) {
     cache.size_bytes = (rows * row_bytes).min(cache.size_bytes);
 }
 
-/// Returns the bandwidth of a package's memory in bytes per second. Streams on all cores of a cache need not saturate
-/// it: it is the bandwidth at which streams with the measured overlap slow each other down as much as measured.
+/// Bandwidth of a package's memory in bytes per second. Streams on all cores of a cache need not saturate it: it is the
+/// bandwidth at which streams with the measured overlap slow each other down as much as measured.
 fn memory_bandwidth(host: &HostCalibration, streaming_cores: u32, package_cores: u32) -> f64 {
     let alone = host.bandwidth.core_read.value;
     let (together, cores) = match (host.bandwidth.package_read, host.bandwidth.cache_read) {
@@ -555,8 +555,8 @@ fn memory_bandwidth(host: &HostCalibration, streaming_cores: u32, package_cores:
     high
 }
 
-/// Returns a prefetcher that detects the strides that the host's prefetchers hide. It runs ahead by the lines that are
-/// on their way while a dependent stream takes the time that was measured (Little's law).
+/// A prefetcher that detects the strides that the host's prefetchers hide. It runs ahead by the lines that are on their
+/// way while a dependent stream takes the time that was measured (Little's law).
 fn measured_prefetchers(host: &HostCalibration, last_level: CacheLevel) -> Vec<PrefetcherSpec> {
     let stream_ns = host
         .strides
@@ -591,7 +591,7 @@ fn measured_prefetchers(host: &HostCalibration, last_level: CacheLevel) -> Vec<P
     }
 }
 
-/// Returns the number of CPUs per group, if it is the same for all groups.
+/// CPUs per group; an error that lists the sizes unless all groups have one.
 fn uniform_group_size<K: Ord + std::fmt::Debug>(
     cpus: &[&Cpu],
     subject: &str,

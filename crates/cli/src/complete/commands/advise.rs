@@ -204,7 +204,7 @@ impl Advise {
         })
     }
 
-    /// Returns the programs that a running daemon manages; empty without a daemon, because advice does not need one.
+    /// Programs that a running daemon manages; empty without a daemon, because advice does not need one.
     fn query_running_tasks(&self) -> Vec<RunningJson> {
         let Ok(status) = socket::query_status(&self.socket.path()) else {
             return Vec::new();
@@ -226,7 +226,7 @@ impl Advise {
     }
 }
 
-/// Returns the host's contended cache, as model and as profiling target, and the assumptions about it.
+/// The host's contended cache, as model and as profiling target, and the assumptions about it.
 fn survey_shared_cache(
     topology: &Topology,
 ) -> anyhow::Result<(SharedCache, ProfileTarget, Vec<String>)> {

@@ -77,7 +77,7 @@ impl AttributeArgs {
     }
 }
 
-/// Returns the job for a simulated program, a recording's file, or a bundled recording.
+/// `program_name` is a simulated program, a recording's file, or a bundled recording.
 fn build_job(program_name: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
     let recording = recording_of_program(program_name).map_err(UsageError)?;
     Ok(match recording {

@@ -38,8 +38,7 @@ impl Lab {
     }
 }
 
-/// Returns the path of a script of the lab. It is searched for in the directory that the environment names, beside this
-/// build, and in the installation.
+/// A script is searched for in the directory that the environment names, beside this build, and in the installation.
 fn find_script(name: &str) -> anyhow::Result<PathBuf> {
     let env_dir = std::env::var_os(LAB_DIR_VARIABLE).map(PathBuf::from);
     let own_path = std::env::current_exe().ok();

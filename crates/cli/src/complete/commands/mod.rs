@@ -46,7 +46,7 @@ pub enum CompleteCommand {
 }
 
 impl CompleteCommand {
-    /// Returns whether the command only computes, so that an interruption may end it anywhere.
+    /// A command that only computes may be ended anywhere by an interruption.
     fn is_calculation(&self) -> bool {
         match self {
             CompleteCommand::Advise(_)

@@ -103,7 +103,7 @@ const MAX_SHARD_LINES: u64 = 1 << 21;
 const MIN_SHARD_LINES: u64 = 1 << 16;
 
 impl Mrc {
-    /// Returns the curve of the part that could be read; `None` for a shard.
+    /// The curve of the part that could be read; `None` for a shard.
     fn measure_curve(&self, session: &Session) -> anyhow::Result<Option<(MrcResult, TraceInput)>> {
         let mut sizes = self.sizes.clone().unwrap_or_else(SizeList::with_defaults).0;
         let mut trace = TraceInput::open(session, &self.file, &self.trace, "reading")?;
@@ -335,7 +335,7 @@ fn is_stack_error(error: &anyhow::Error) -> bool {
     error.is::<StackError>() || matches!(error.downcast_ref(), Some(MeasureError::Stack(_)))
 }
 
-/// Returns the largest error of a point; `None` if a point has none.
+/// `None` if a point has no error.
 fn max_error(counts: &CurveCounts) -> Option<f64> {
     let errors = counts.curve.iter().map(|point| point.miss_ratio_error);
     errors

@@ -108,7 +108,7 @@ impl ProfileArgs {
         completeness
     }
 
-    /// Returns whether the command only calculates. A recording first ends its program, which may take longer.
+    /// A recording is no calculation: it first ends its program, which may take longer.
     pub fn is_calculation(&self) -> bool {
         self.file.is_some()
     }
@@ -129,7 +129,7 @@ impl ProfileArgs {
         }
     }
 
-    /// Returns the profiled program, and whether the recording was truncated.
+    /// The profiled program; the second result is an error if the recording was truncated.
     fn record_and_load(
         &self,
         session: &Session,
@@ -170,7 +170,7 @@ impl ProfileArgs {
     }
 }
 
-/// Returns the name of the profile: `gzip` for `/usr/bin/gzip` and for `gzip.cmt`.
+/// `gzip` for `/usr/bin/gzip` and for `gzip.cmt`.
 fn profile_name(program: &str) -> String {
     let file_name = Path::new(program)
         .file_name()

@@ -106,7 +106,7 @@ impl ProfileExport {
         Ok(())
     }
 
-    /// Returns the profiles of the named services.
+    /// Profiles of the named services; an error names a service that has none.
     fn select<'a>(
         &self,
         stored_profiles: &'a [StoredServiceProfile],
@@ -163,7 +163,7 @@ fn profile_file(stored: &StoredServiceProfile, host: &str) -> ProfileFile {
     }
 }
 
-/// Returns a name for each file, from the service and the program; equal ones are numbered.
+/// A name for each file, from the service and the program; equal ones are numbered.
 fn file_names(stored_profiles: &[&StoredServiceProfile]) -> Vec<String> {
     let mut taken_names = BTreeSet::new();
     let name_of = |stored: &&StoredServiceProfile| {

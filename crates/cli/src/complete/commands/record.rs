@@ -257,7 +257,7 @@ impl Record {
     }
 }
 
-/// Returns the error that explains why a running process cannot be recorded, with two alternatives.
+/// Why a running process cannot be recorded, with two alternatives.
 fn attach_refusal(pid: u32) -> String {
     format!(
         "--pid {pid}: Valgrind cannot attach to a running program. Start it with 'cachemate record --skip-seconds N', which \
@@ -266,7 +266,7 @@ fn attach_refusal(pid: u32) -> String {
     )
 }
 
-/// Returns the program's exit code as the result of this command; signal N becomes 128 + N, as in a shell.
+/// The program's exit code as the result of this command; signal N becomes 128 + N, as in a shell.
 pub fn program_result(recording_end: RecordingEnd) -> anyhow::Result<()> {
     match recording_end {
         RecordingEnd::Exit(0) | RecordingEnd::AtMax | RecordingEnd::Interrupted => Ok(()),

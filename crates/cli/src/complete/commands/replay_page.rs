@@ -137,7 +137,7 @@ fn interval_truth(jobs: &[JobResults], run: &RecordedRun) -> anyhow::Result<Vec<
     Ok(programs)
 }
 
-/// Returns the ground truth of one program, with all its threads together.
+/// Ground truth of one program, with all its threads together.
 fn true_program(program: u32, threads: &[&TaskResults]) -> ProgramTruth {
     let sum_over_threads = |value: &dyn Fn(&TaskResults) -> u64| {
         threads.iter().map(|task| value(task)).sum::<u64>() as f64

@@ -230,8 +230,8 @@ impl Repro {
         )
     }
 
-    /// Returns findings, failures with their reasons, and whether the user stopped the command. A failed experiment
-    /// does not affect others: its ids are missing, with the reason, and the command exits with 1.
+    /// Findings, failures with their reasons, and whether the user stopped the command. A failed experiment does not
+    /// affect others: its ids are missing, with the reason, and the command exits with 1.
     fn run_all(
         &self,
         session: &Session,

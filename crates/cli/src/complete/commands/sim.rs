@@ -111,7 +111,7 @@ pub enum MachineResults {
 trait SimulatedMachine: Machine {
     /// Sets the length of the window before the policy's first plan.
     fn set_first_window(&mut self, window: WindowLength);
-    /// Returns the simulated time that has passed, for the progress bar.
+    /// Simulated time that has passed, for the progress bar.
     fn position(&self) -> u64;
     fn results(self) -> MachineResults;
 }
@@ -158,7 +158,7 @@ impl Sim {
         self.run_many(session, &points)
     }
 
-    /// Returns the runs: every combination of scenario, machine, policy and seed.
+    /// Every combination of scenario, machine, policy and seed.
     fn load_points(&self) -> anyhow::Result<Vec<SimPoint>> {
         let machine_choices = or_unchanged(self.machine.iter().map(|name| name.clone().into()));
         let mut policies = Vec::new();
@@ -392,7 +392,7 @@ fn policy_value(text: &str) -> anyhow::Result<toml::Value> {
     Ok(choice.into())
 }
 
-/// Returns everything that a run depends on: scenario, machine, contents of the files that it names, and all sources.
+/// Everything that a run depends on: scenario, machine, contents of the files that it names, and all sources.
 fn run_name(point: &SimPoint) -> anyhow::Result<RunName> {
     let SimPoint { scenario, spec, .. } = point;
     let mixes = scenario
@@ -524,7 +524,7 @@ impl RunFigures {
     }
 }
 
-/// Returns whether the plan places, weights, gangs, penalizes or confines any task.
+/// The plan places, weights, gangs, penalizes or confines some task.
 fn changes_something(applied_plan: &AppliedPlan) -> bool {
     !(applied_plan.affinity.is_empty()
         && applied_plan.weights.is_empty()

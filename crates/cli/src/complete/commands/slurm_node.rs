@@ -47,7 +47,7 @@ impl AdviseSlurmNode {
     }
 }
 
-/// Returns the features of a host: sizes of its last-level caches, their number, the CPUs of each, and its abilities.
+/// Sizes of the host's last-level caches, their number, the CPUs of each, and its abilities.
 fn node_features(topology: &Topology, abilities: &NodeAbilities) -> Vec<String> {
     let mut features = Vec::new();
     if let Some(level) = topology.last_level() {
@@ -81,7 +81,7 @@ fn node_features(topology: &Topology, abilities: &NodeAbilities) -> Vec<String> 
     features
 }
 
-/// Returns a size in the largest unit that divides it, because Slurm compares features as text.
+/// In the largest unit that divides the size, because Slurm compares features as text.
 fn size_feature(size_bytes: u64) -> String {
     match size_bytes {
         whole if whole % (1 << 20) == 0 => format!("{}m", whole >> 20),

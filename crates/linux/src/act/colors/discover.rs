@@ -53,7 +53,7 @@ pub struct DiscoveryOptions<'a> {
     pub seed: u64,
     /// Receives the current step, the number of finished items, and their total.
     pub progress: &'a mut dyn FnMut(&'static str, u64, u64),
-    /// Returns whether the discovery must end before its time limit.
+    /// True once the discovery must end before its time limit.
     pub should_stop: &'a dyn Fn() -> bool,
 }
 

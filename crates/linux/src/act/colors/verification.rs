@@ -2,8 +2,8 @@
 //!
 //! Problem: on a shared host one test result is weak evidence. Other programs on the same core evict lines as well,
 //! and if the host has moved a frame, frames of its former color no longer evict it. Method: each frame is tested
-//! against its own color, which must evict it, and against the next one, which must not. If both evict it, another
-//! program does, and the test is void; if neither does in rounds that are apart in time, the frame has moved.
+//! against its own color, which must evict it, and against the next one, which must not. If both evict it, a co-runner
+//! is to blame and the test is void; if neither does, in rounds that are apart in time, the host has moved the frame.
 //! Properties: a color that has passed once is accepted; moved frames are distinguished from a host that is too noisy
 //! for a result.
 
@@ -176,7 +176,7 @@ impl ColorVerification {
 }
 
 /// Tests every frame of the reference set once per round, until `max_time` has passed or the callback returns true.
-/// Returns the results by color.
+/// The results are in order of color.
 pub fn observe_colors(
     reference_set: &mut ReferenceSet,
     max_time: Duration,

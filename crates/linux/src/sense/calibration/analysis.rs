@@ -115,9 +115,9 @@ fn fit_at(
     })
 }
 
-/// Returns the time after which this share of some lines is lost, from the shares lost after pauses in µs, on a
-/// logarithmic scale; `None` if less is lost after the longest pause. What was lost once does not come back, so that a
-/// large share after a pause that is shorter than one with a small share was another disturbance.
+/// Time after which this share of some lines is lost, from the shares lost after pauses in µs, on a logarithmic scale;
+/// `None` if less is lost after the longest pause. What was lost once does not come back, so that a large share after a
+/// pause that is shorter than one with a small share was another disturbance.
 pub fn lifetime_ns(
     pauses_us: &[u64],
     lost_shares: &[Estimate],
@@ -147,9 +147,8 @@ pub fn lifetime_ns(
     })
 }
 
-/// Returns the number of instructions between two misses up to which they overlap, from the time for both (instructions
-/// from one to the next, time), ascending: the time rises from that of one miss to that of two. `None` if it rises
-/// nowhere.
+/// Number of instructions between two misses up to which they overlap, from the time for both (instructions from one to
+/// the next, time), ascending: the time rises from that of one miss to that of two. `None` if it rises nowhere.
 pub fn window_instr(points: &[(f64, f64)]) -> Option<Estimate> {
     const RISE: f64 = 1.4;
     let (_, overlapped_ns) = points.first()?;
@@ -181,10 +180,10 @@ pub struct WalkBesideCoRunner {
 const LEAST_MISS_SHARE: f64 = 0.002;
 const MOST_MISS_SHARE: f64 = 0.999;
 
-/// Returns the lines per ns, inserted as LRU inserts all, that compete with a walk: 0 if it hardly misses. Under LRU,
-/// the cache holds what was touched in a window: of the walk, each line with probability `1 - exp(-rate x window /
-/// lines)`, which is the share of hits, and of the others every line of the window. The difference that a stream makes,
-/// over its lines, is 1 for LRU, and near 0 if the stream only replaces itself or lines of other guests.
+/// Lines per ns, inserted as LRU inserts all, that compete with a walk: 0 if it hardly misses. Under LRU, the cache
+/// holds what was touched in a window: of the walk, each line with probability `1 - exp(-rate x window / lines)`, which
+/// is the share of hits, and of the others every line of the window. The difference that a stream makes, over its
+/// lines, is 1 for LRU, and near 0 if the stream only replaces itself or lines of other guests.
 pub fn co_runner_lines_per_ns(walk: &WalkBesideCoRunner) -> f64 {
     if walk.miss_share <= LEAST_MISS_SHARE {
         return 0.0;
@@ -198,11 +197,11 @@ pub fn co_runner_lines_per_ns(walk: &WalkBesideCoRunner) -> f64 {
 /// Least ratio of the time for a line of a stream from memory to that from the cache, from which its size can be told.
 const LEAST_CONTRAST: f64 = 1.2;
 
-/// Returns the size of the cache in which a program's lines compete with those of others, from the time for a line of a
-/// stream over the same bytes again and again (size, time), ascending; `None` if it always hits, or if hits and misses
-/// take about the same time. A stream hits as long as its lines and those of the others during a pass fit: where the
-/// time is half-way to that of memory, `size + pass / lifetime x pool = pool`, since the others alone fill the pool in
-/// a lifetime.
+/// Size of the cache in which a program's lines compete with those of others, from the time for a line of a stream over
+/// the same bytes again and again (size, time), ascending; `None` if it always hits, or if hits and misses take about
+/// the same time. A stream hits as long as its lines and those of the others during a pass fit: where the time is
+/// half-way to that of memory, `size + pass / lifetime x pool = pool`, since the others alone fill the pool in a
+/// lifetime.
 pub fn pool_bytes(points: &[(f64, f64)], memory_line_ns: f64, lifetime_ns: f64) -> Option<f64> {
     let (_, cached_line_ns) = *points.first()?;
     // Where memory streams about as fast as the cache, the times say nothing about where the lines were.

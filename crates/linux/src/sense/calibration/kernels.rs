@@ -27,7 +27,7 @@ impl LineBuffer {
         buffer
     }
 
-    /// Returns the size in bytes.
+    /// 64 bytes for each line.
     pub fn bytes(&self) -> u64 {
         64 * self.lines.len() as u64
     }

@@ -338,7 +338,7 @@ impl Sampler {
         )
     }
 
-    /// Returns the number of units that fill a sample.
+    /// Units that fill a sample; found by timing at the first call, and stored.
     fn units_of(&mut self, timed_loop: TimedLoop) -> u64 {
         if let Some(&units) = self.units.get(&timed_loop) {
             return units;
@@ -454,7 +454,7 @@ impl Sampler {
 const LOWER_QUARTILE: f64 = 0.25;
 const MEDIAN: f64 = 0.5;
 
-/// Returns a quantile with the range of the middle four fifths; `None` without samples.
+/// A quantile with the range of the middle four fifths; `None` without samples.
 fn at_quantile(mut samples: Vec<f64>, share: f64) -> Option<Estimate> {
     samples.sort_by(f64::total_cmp);
     let last = samples.len().checked_sub(1)?;
@@ -770,7 +770,7 @@ fn start_sampler(
     Ok((thread, sampler))
 }
 
-/// Returns the time of a step of a walk beyond that of its load.
+/// Time of a step of a walk beyond that of its load; all of it if the clock is unknown.
 fn measured_loop_ns(sampler: &Sampler, part: &MeasuredPart<'_>) -> f64 {
     let first_level_ns = match measured_clock(sampler) {
         Some(hertz) => FIRST_LEVEL_CYCLES / hertz.value * 1e9,
@@ -782,7 +782,7 @@ fn measured_loop_ns(sampler: &Sampler, part: &MeasuredPart<'_>) -> f64 {
 /// Strides in lines.
 const STRIDES: [u32; 6] = [1, 2, 4, 8, 16, 32];
 
-/// Returns the clock of a busy core by a chain of multiplications; `None` on processors other than x86-64.
+/// Clock of a busy core in hertz, by a chain of multiplications; `None` on processors other than x86-64.
 fn measured_clock(sampler: &Sampler) -> Option<Estimate> {
     if !cfg!(target_arch = "x86_64") {
         return None;
@@ -791,14 +791,14 @@ fn measured_clock(sampler: &Sampler) -> Option<Estimate> {
     Some(scaled(ns, |ns| MULTIPLICATION_CYCLES / ns * 1e9))
 }
 
-/// Returns the instructions per cycle of [`instruction_mix`]; `None` on processors other than x86-64.
+/// Measured on [`instruction_mix`]; `None` on processors other than x86-64.
 fn measured_instr_per_cycle(sampler: &Sampler) -> Option<Estimate> {
     let hertz = measured_clock(sampler)?.value;
     let ns = sampler.time_of(TimedLoop::InstructionMix);
     Some(scaled(ns, |ns| MIX_INSTR / ns * 1e9 / hertz))
 }
 
-/// Returns the instructions among which two misses overlap; `None` on processors other than x86-64.
+/// Instructions among which two misses overlap; `None` on processors other than x86-64.
 fn measured_window(sampler: &Sampler, spaced_walks: &[TimedLoop]) -> Option<Estimate> {
     if !cfg!(target_arch = "x86_64") {
         return None;
@@ -811,7 +811,7 @@ fn measured_window(sampler: &Sampler, spaced_walks: &[TimedLoop]) -> Option<Esti
     analysis::window_instr(&times.collect::<Vec<_>>())
 }
 
-/// Returns the cost of a mispredicted branch: twice what a random branch costs more than one that is never taken.
+/// Cost of a mispredicted branch in ns: twice what a random branch costs more than one that is never taken.
 fn measured_mispredict(sampler: &Sampler) -> Estimate {
     let [random, steady] =
         [true, false].map(|is_random| sampler.time_of(TimedLoop::Branch { is_random }));
@@ -831,7 +831,7 @@ fn walk_over(bytes: u64) -> TimedLoop {
     TimedLoop::Walk { bytes, walks: 0 }
 }
 
-/// Returns the walk that hits the first level.
+/// A walk over half of the first level always hits it.
 fn first_level_walk(part: &MeasuredPart<'_>) -> TimedLoop {
     walk_over(part.private.first().map_or(32 << 10, |(_, bytes)| *bytes) / 2)
 }
@@ -848,7 +848,7 @@ struct Latencies {
 }
 
 impl Latencies {
-    /// Returns the size over which a walk misses nearly always, but needs little more address translation than programs
+    /// Size in bytes over which a walk misses nearly always, but needs little more address translation than programs
     /// do.
     fn memory_bytes(&self, largest_bytes: u64) -> u64 {
         let Some(fit) = self.fit else {
@@ -862,7 +862,7 @@ impl Latencies {
             .unwrap_or(largest_bytes)
     }
 
-    /// Returns a fitted value with its range over the sweeps; `None` without a fit.
+    /// A fitted value with its range over the sweeps; `None` without a fit.
     fn fitted(&self, value_of: fn(&LatencyFit) -> f64) -> Option<Estimate> {
         let value = value_of(self.fit.as_ref()?);
         let ends = self.fits.iter().map(value_of);
@@ -881,7 +881,7 @@ impl Latencies {
     }
 }
 
-/// Returns the latency of a walk whose step took this time.
+/// Latency in ns of a walk whose step took this time; at least 0.1, because noise can exceed a short one.
 fn without_loop(step: Estimate, loop_ns: f64) -> Estimate {
     scaled(step, |ns| (ns - loop_ns).max(0.1))
 }
@@ -960,8 +960,7 @@ fn measure_latencies(
     })
 }
 
-/// Returns the bandwidth of streams on all of these CPUs at once; `None` with fewer than two, or if threads were kept
-/// from running.
+/// Bandwidth of streams on all of these CPUs at once; `None` with fewer than two, or if threads were kept from running.
 fn stream_together(
     cpus: &[CpuId],
     bytes: u64,

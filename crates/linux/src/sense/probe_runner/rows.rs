@@ -119,7 +119,7 @@ impl RowPlacement {
     }
 }
 
-/// Returns whether a task waits in a row; in `None`, none waits.
+/// A task waits if the row lacks it; without a row, none waits.
 fn waits(row: Option<&[TaskId]>, task: TaskId) -> bool {
     row.is_some_and(|row| !row.contains(&task))
 }

@@ -60,8 +60,7 @@ impl FastPhaseAverages {
         }
     }
 
-    /// Returns the constant phase number and the mean curves of a task whose phases are averaged; `None` if they are
-    /// followed.
+    /// The constant phase number and the mean curves of a task whose phases are averaged; `None` if they are followed.
     pub fn average_curves(&self, task: TaskId) -> Option<(u32, LevelCurves)> {
         let history = self
             .histories
@@ -122,7 +121,7 @@ impl PhaseHistory {
     }
 }
 
-/// Returns whether the curves cover the same levels at the same sizes.
+/// Equal levels, and equal sizes at each: curves of other sizes have no pointwise mean.
 fn have_equal_sizes(first_curves: &LevelCurves, second_curves: &LevelCurves) -> bool {
     let sizes_by_level = |curves: &LevelCurves| -> Vec<(CacheLevel, Vec<u64>)> {
         let level_sizes = |(level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
@@ -133,7 +132,7 @@ fn have_equal_sizes(first_curves: &LevelCurves, second_curves: &LevelCurves) -> 
     sizes_by_level(first_curves) == sizes_by_level(second_curves)
 }
 
-/// Returns the pointwise mean of the curves; `None` if there are none.
+/// Pointwise; `None` without curves.
 fn mean_of_curves(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
     let last_curves = curves.back()?;
     let mean_of_level = |(&level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
@@ -163,8 +162,8 @@ fn mean_of_curves(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
     Some(last_curves.iter().map(mean_of_level).collect())
 }
 
-/// Returns the mean of the estimates. Each end of its interval is that of the mean interval or of two standard errors
-/// of the values, whichever is farther out.
+/// Each end of the interval is that of the mean interval or of two standard errors of the values, whichever is farther
+/// out.
 fn mean_estimate(estimates: &[Estimate]) -> Estimate {
     let count = estimates.len() as f64;
     let mean_of =
@@ -222,8 +221,8 @@ mod tests {
         averages.observe(window, &profiles);
     }
 
-    /// Returns the window in which averaging begins, for phases of `length` windows with a curve measured at the
-    /// beginning of each; `None` if it never begins.
+    /// The window in which averaging begins, for phases of `length` windows with a curve measured at the beginning of
+    /// each; `None` if it never begins.
     fn first_whole(length: u64, phases: u64) -> Option<(u64, FastPhaseAverages)> {
         let mut averages = FastPhaseAverages::default();
         (0..length * phases).find_map(|window| {

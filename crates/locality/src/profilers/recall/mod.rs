@@ -29,13 +29,12 @@ pub struct PhaseCurveRecall {
     averages: Option<FastPhaseAverages>,
 }
 
-/// Returns the window of the newest of these measurements; `None` if there are none.
+/// `None` without measurements.
 fn newest_window(curves: &LevelCurves) -> Option<u64> {
     curves.values().map(|fact| fact.window).max()
 }
 
-/// Returns a mutable profile of a task, in a copy of all profiles that is made at the first change; `None` if the task
-/// has no profile.
+/// A mutable profile in a copy of all profiles, which is made at the first change; `None` if the task has no profile.
 fn profile_mut<'a>(
     recalled_profiles: &'a mut Option<Profiles>,
     measured_profiles: &Profiles,

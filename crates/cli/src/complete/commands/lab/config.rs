@@ -148,7 +148,7 @@ fn check_machine(machine: &MachineSpec, levels: &Levels<'_>) -> anyhow::Result<(
     Ok(())
 }
 
-/// Returns the lab's configuration of a machine, with comments that name the parts that are not modeled.
+/// The lab's configuration of a machine, with comments that name the parts that are not modeled.
 pub fn render_config(machine: &MachineSpec, options: ProcessorOptions) -> anyhow::Result<String> {
     let levels = find_levels(machine)?;
     check_machine(machine, &levels)?;
@@ -259,7 +259,7 @@ pub fn render_config(machine: &MachineSpec, options: ProcessorOptions) -> anyhow
     Ok(text)
 }
 
-/// Returns the settings of the second type of cores.
+/// Settings of the second type of cores, as pairs of key and value.
 fn small_core_settings(
     machine: &MachineSpec,
     l2: Option<&CacheSpec>,
@@ -297,13 +297,12 @@ fn small_core_settings(
     ])
 }
 
-/// Returns whether each package has its own memory node. Each package is one L3 of the lab's machine.
+/// Each package is one L3 of the lab's machine, so memory is local to it only if every package has a node.
 fn has_own_memories(machine: &MachineSpec) -> bool {
     machine.memory.nodes > 1 && machine.memory.nodes == machine.packages
 }
 
-/// Returns the emulator's options for memory nodes, which divide the memory into equal parts as the model of the
-/// machine does.
+/// The emulator's options. The nodes divide the memory into equal parts, as the model of the machine does.
 fn memory_node_options(machine: &MachineSpec) -> String {
     let (node_count, cpus_per_node) = (machine.memory.nodes, machine.cpus() / machine.memory.nodes);
     let size_mib = machine.memory.size_bytes / u64::from(node_count) / (1 << 20);

@@ -185,8 +185,7 @@ impl LabRunArgs {
         Ok(())
     }
 
-    /// Returns the command line for the guest. A relative path is one of --programs-dir, or without it of this
-    /// directory.
+    /// Command line for the guest. A relative path is one of --programs-dir, or without it of this directory.
     fn guest_command(&self, line: &str) -> anyhow::Result<String> {
         let line = line.trim();
         let (program, arguments) = line.split_at(line.find(' ').unwrap_or(line.len()));

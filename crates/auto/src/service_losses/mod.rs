@@ -964,9 +964,12 @@ impl ServiceHistory {
             .iter()
             .all(|co_runner| co_runner.windows_with < MIN_WINDOWS)
         {
-            format!("its co-runners ran in fewer than {MIN_WINDOWS} windows")
+            format!(
+                "its co-runners ran in fewer than {MIN_WINDOWS} windows: more of them will tell"
+            )
         } else {
-            "no cache loss is larger than its error".to_string()
+            "no cache loss is larger than its error: a count of its work (progress_file), or a pause in mode act, would narrow it"
+                .to_string()
         })
     }
 }

@@ -69,8 +69,7 @@ impl LineBuffer {
     /// that no prefetcher follows. The loads overlap, or each waits for the one before it.
     pub fn scatter<const DEPENDENT: bool>(&self, bytes: u64, steps: u64) {
         let line_count = 1 << (bytes as usize / 64).min(self.lines.len()).ilog2();
-        // An odd step, near the golden section of the lines, comes to each of them once.
-        let step = (0.618 * line_count as f64) as usize | 1;
+        let step = scattering_step(line_count);
         let (mut index, mut sum) = (0, 0);
         for _ in 0..steps {
             let value = self.lines[index].0[0];
@@ -169,6 +168,11 @@ fn for_each_stretch(
     next
 }
 
+/// A step that comes to each of a power of two of lines once, near their golden section: odd.
+fn scattering_step(line_count: usize) -> usize {
+    (0.618 * line_count as f64) as usize | 1
+}
+
 /// Instructions of a step of [`LineBuffer::spaced_walk`] besides those that `PAIRS` counts.
 pub const SPACED_STEP_INSTR: f64 = 8.0;
 
@@ -249,3 +253,24 @@ pub fn multiply(steps: u64) {
 
 /// Cycles of a dependent multiplication of 64 bits, three on every x86-64 processor since 2008, and of an exclusive or.
 pub const MULTIPLICATION_CYCLES: f64 = 4.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does a scattered pass come to each line once, and never to one of the page before?
+    #[test]
+    fn a_scattered_pass_comes_to_each_line_once() {
+        for line_count in [256, 32_768] {
+            let step = scattering_step(line_count);
+            let mut seen = vec![false; line_count];
+            let mut index = 0;
+            for _ in 0..line_count {
+                assert!(!std::mem::replace(&mut seen[index], true), "{index}");
+                let next = (index + step) % line_count;
+                assert!(next.abs_diff(index) >= 64, "{index} {next}");
+                index = next;
+            }
+        }
+    }
+}

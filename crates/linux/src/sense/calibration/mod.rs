@@ -1176,56 +1176,49 @@ fn measure_probation(sampler: &Sampler, part: &MeasuredPart<'_>, memory_ns: f64)
     }
     let lines = bytes / 64;
     let looked_lines = lines / 16;
-    let mut touch_ns = Vec::new();
-    let mut step_ns_after = |touches: u32, pause: Duration| {
-        if !buffer.empty_caches(bytes) {
-            return None;
-        }
-        let mut start = Instant::now();
-        for _ in 0..touches {
-            start = Instant::now();
-            buffer.scatter::<false>(bytes, lines);
-        }
-        touch_ns.push(start.elapsed().as_nanos() as f64);
-        let start = Instant::now();
-        while start.elapsed() < pause {
-            multiply(1000);
-        }
-        let start = Instant::now();
-        buffer.scatter::<true>(bytes, looked_lines);
-        Some(start.elapsed().as_nanos() as f64 / looked_lines as f64)
-    };
-
-    let mut times: [Vec<Vec<f64>>; 2] = Default::default();
-    for by_pause in &mut times {
-        by_pause.resize(PROBATION_PAUSES_US.len(), Vec::new());
-    }
+    let by_pause = || vec![Vec::new(); PROBATION_PAUSES_US.len()];
+    let (mut step_ns, mut pass_ns) = ([by_pause(), by_pause()], [Vec::new(), Vec::new()]);
     for _ in 0..PROBATION_ROUNDS {
-        for (by_pause, touches) in times.iter_mut().zip(PROBATION_TOUCHES) {
-            for (times, &pause_us) in by_pause.iter_mut().zip(&PROBATION_PAUSES_US) {
-                times.push(step_ns_after(touches, Duration::from_micros(pause_us))?);
+        for (kind, touches) in PROBATION_TOUCHES.into_iter().enumerate() {
+            for (times, pause_us) in step_ns[kind].iter_mut().zip(PROBATION_PAUSES_US) {
+                if !buffer.empty_caches(bytes) {
+                    return None;
+                }
+                let mut start = Instant::now();
+                for _ in 0..touches {
+                    start = Instant::now();
+                    buffer.scatter::<false>(bytes, lines);
+                }
+                pass_ns[kind].push(start.elapsed().as_nanos() as f64);
+
+                let pause = Duration::from_micros(pause_us);
+                let start = Instant::now();
+                while start.elapsed() < pause {
+                    multiply(1000);
+                }
+                let start = Instant::now();
+                buffer.scatter::<true>(bytes, looked_lines);
+                times.push(start.elapsed().as_nanos() as f64 / looked_lines as f64);
             }
         }
     }
 
-    let touch_us = (at_quantile(touch_ns, MEDIAN)?.value / 1e3) as u64;
-    let ages_us = PROBATION_PAUSES_US.map(|pause_us| pause_us + touch_us);
-    let resident_ns = at_quantile(times[1][0].clone(), LOWER_QUARTILE)?.value;
+    let resident_ns = at_quantile(step_ns[1][0].clone(), LOWER_QUARTILE)?.value;
     let span_ns = (memory_ns - resident_ns).max(1.0);
-    let lifetimes = times.map(|by_pause| {
-        let lost_shares = by_pause.into_iter().map(|times| {
+    let mut lifetimes_ns = Vec::new();
+    for (times, pass_ns) in step_ns.into_iter().zip(pass_ns) {
+        // The lines that are looked for are those at the begin of the last pass.
+        let pass_us = (at_quantile(pass_ns, MEDIAN)?.value / 1e3) as u64;
+        let ages_us = PROBATION_PAUSES_US.map(|pause_us| pause_us + pass_us);
+        let lost_shares = times.into_iter().map(|times| {
             Some(scaled(at_quantile(times, MEDIAN)?, |ns| {
                 (ns - resident_ns) / span_ns
             }))
         });
-        analysis::lifetime_ns(
-            &ages_us,
-            &lost_shares.collect::<Option<Vec<Estimate>>>()?,
-            LOST_SHARE,
-        )
-    });
-    let [new_ns, old_ns] = lifetimes;
-    Some((new_ns?.value / old_ns?.value).clamp(MIN_PROBATION_SHARE, 1.0))
+        let lost_shares = lost_shares.collect::<Option<Vec<Estimate>>>()?;
+        lifetimes_ns.push(analysis::lifetime_ns(&ages_us, &lost_shares, LOST_SHARE)?.value);
+    }
+    Some((lifetimes_ns[0] / lifetimes_ns[1]).clamp(MIN_PROBATION_SHARE, 1.0))
 }
 
 /// Measures how much of a walk over half of what this system owns of the shared cache a stream on another CPU evicts, in a cache

@@ -56,7 +56,7 @@ struct DecayingSums {
     /// Number of changes of the plan for the task's cache so far.
     plan_number: u32,
     /// Whether the counts are those of an earlier plan, and are replaced in the next window.
-    is_of_earlier_plan: bool,
+    is_stale: bool,
     instructions: f64,
     cycles: f64,
     demanded_ns: f64,
@@ -240,14 +240,14 @@ impl SpeedTracker {
                 if let Some(earlier_sums) =
                     kind.and_then(|kind| self.sums_by_kind.get(&(task.task, kind)))
                 {
-                    let is_of_earlier_plan = earlier_sums.is_of_earlier_plan
-                        || earlier_sums.plan_number != sums.plan_number;
+                    let is_stale =
+                        earlier_sums.is_stale || earlier_sums.plan_number != sums.plan_number;
                     let plan_number = sums.plan_number;
                     *sums = DecayingSums {
                         phase: phase_number,
                         windows: 0,
                         plan_number,
-                        is_of_earlier_plan,
+                        is_stale,
                         ..earlier_sums.clone()
                     };
                 }
@@ -255,9 +255,8 @@ impl SpeedTracker {
             }
 
             if is_replanned(task.task) {
-                (sums.plan_number, sums.windows, sums.is_of_earlier_plan) =
-                    (sums.plan_number + 1, 0, true);
-            } else if sums.is_of_earlier_plan {
+                (sums.plan_number, sums.windows, sums.is_stale) = (sums.plan_number + 1, 0, true);
+            } else if sums.is_stale {
                 *sums = DecayingSums {
                     phase: phase_number,
                     kind,
@@ -269,7 +268,7 @@ impl SpeedTracker {
             if sums.windows == 0 {
                 sums.first_window = observation.window;
             }
-            sums.windows += u32::from(!sums.is_of_earlier_plan);
+            sums.windows += u32::from(!sums.is_stale);
             sums.add_window(task, elapsed_ns, instructions, cycles);
 
             let decay = sums.decay();

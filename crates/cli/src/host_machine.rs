@@ -61,7 +61,7 @@ fn read_topology(session: &Session) -> anyhow::Result<Topology> {
     Ok(host.topology)
 }
 
-/// Returns the stored calibration of this host, or measures it; `None` if it cannot be measured.
+/// Measured only if none is stored; `None` if it cannot be measured.
 pub fn find_or_measure(session: &Session, topology: &Topology) -> Option<HostCalibration> {
     let calibration = stored_or_measured(session, topology)?;
     wrong_lists(&calibration).for_each(|text| session.warn(&text));
@@ -143,12 +143,12 @@ fn with_recent_sample(
     calibration
 }
 
-/// Returns the stored calibration of this host, if there is one.
+/// A stored calibration that cannot be read counts as none.
 pub fn find_stored() -> Option<HostCalibration> {
     HostIdentity::read().read_stored().ok().flatten()
 }
 
-/// Returns each CPU of this host's description as the kernel numbers it, in the description's order.
+/// Each CPU of this host's description as the kernel numbers it, in the description's order.
 ///
 /// # Errors
 /// The caches of this host cannot be read.
@@ -239,7 +239,7 @@ impl HostIdentity {
         paths::cache_dir().join(format!("calibration-{name}{build}.json"))
     }
 
-    /// Returns the stored calibration if it is of this host, kernel and processor.
+    /// `None` unless the stored calibration is of this host, kernel and processor.
     fn read_stored(&self) -> anyhow::Result<Option<HostCalibration>> {
         let path = self.path();
         if cachemate_files::metadata_if_exists(&path)?.is_none() {

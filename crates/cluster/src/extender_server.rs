@@ -131,7 +131,7 @@ fn error_response(status: StatusCode, text: &str) -> (StatusCode, Vec<u8>) {
     )
 }
 
-/// Returns the current time in seconds since the epoch, as in published states.
+/// Seconds since 1970 (UTC), as in published states; 0 if the clock is set to an earlier time.
 pub fn unix_seconds() -> f64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)

@@ -91,7 +91,7 @@ impl ProfileStore {
     }
 }
 
-/// Returns the profiles that a daemon stored in a file; none if the file does not exist.
+/// The profiles that a daemon stored in a file; none if the file does not exist.
 ///
 /// # Errors
 /// The file cannot be read, is too large, or is not such a file.

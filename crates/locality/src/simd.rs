@@ -19,12 +19,12 @@ pub(crate) enum SimdLevel {
 }
 
 impl Simd {
-    /// Returns the widest instruction set of this processor.
+    /// The widest instruction set of this processor.
     pub fn detect_best() -> Simd {
         Simd::available()[0]
     }
 
-    /// Returns all instruction sets of this processor, from the widest to the portable one.
+    /// All instruction sets of this processor, from the widest to the portable one.
     pub fn available() -> Vec<Simd> {
         let mut instruction_sets = Vec::with_capacity(3);
         #[cfg(target_arch = "x86_64")]
@@ -85,7 +85,7 @@ pub(crate) trait Lanes {
     unsafe fn bump_u16(counters: &mut U16x32, lane: usize) -> u16;
     /// Adds one to every lane below `lane` (< 16). Returns lane `lane`, which stays as it is.
     unsafe fn bump_u32(counters: &mut U32x16, lane: usize) -> u32;
-    /// Returns a mask whose bit i is set if lane i of the first eight equals `tag`.
+    /// Bit i of the mask is set if lane i of the first eight equals `tag`.
     unsafe fn equal_8(lanes: &U32x16, tag: u32) -> u32;
     /// Searches for `tag` in the lanes selected by the mask `ways` (a run of low bits).
     ///

@@ -87,7 +87,7 @@ pub fn lru_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<SharedMi
 /// used.
 pub type MeasuredMissRatios<'a> = &'a [(f64, f64)];
 
-/// Returns the measured miss ratio at this number of lines.
+/// The measured miss ratio at this number of lines.
 ///
 /// Between two measured sizes, it is interpolated in the shape of the model's curve, or linearly if that curve is flat
 /// there. Without lines, every access misses; beyond the largest size, the ratio is constant.
@@ -116,8 +116,8 @@ fn measured_or_modeled(
     ratio_low + fraction.clamp(0.0, 1.0) * (ratio_high - ratio_low)
 }
 
-/// Returns the miss ratios under LRU. Each program holds the lines that it touched within the time in which the
-/// programs fill the cache, and misses as it would alone with that number of lines.
+/// Miss ratios under LRU. Each program holds the lines that it touched within the time in which the programs fill the
+/// cache, and misses as it would alone with that number of lines.
 fn solve_lru(
     models: &[StackModel],
     measured_ratios: &[MeasuredMissRatios<'_>],
@@ -149,7 +149,7 @@ fn solve_lru(
     }
 }
 
-/// Returns the time in which the programs together touch this number of distinct lines; `None` if they never do.
+/// The time in which the programs together touch this many distinct lines; `None` if they never do.
 fn time_to_fill(models: &[StackModel], rates: &[f64], lines: f64) -> Option<f64> {
     if let [model] = models {
         return Some(model.accesses_to_touch(lines)? / rates[0]);
@@ -258,7 +258,7 @@ fn ratios_at_speeds(
     ratios
 }
 
-/// Returns miss ratios and speeds that are consistent with each other.
+/// Miss ratios and speeds that are consistent with each other.
 ///
 /// `None` without programs or lines, if a program has no samples, or if one of its figures is not positive;
 /// `miss_cycles` may be 0.
@@ -352,8 +352,8 @@ pub fn solve_co_run(
     None
 }
 
-/// Returns the cycles per instruction of each program while the programs together fill an empty cache, when first
-/// touches miss and all other accesses hit.
+/// Cycles per instruction of each program while the programs together fill an empty cache, when first touches miss and
+/// all other accesses hit.
 fn filling_cycles_per_instr(
     programs: &[CoRunner<'_>],
     models: &[StackModel],
@@ -393,8 +393,7 @@ fn filling_cycles_per_instr(
         .collect()
 }
 
-/// Returns the point at which `is_below` becomes false between `low_bound` (excluded) and `high_bound`, to the last few
-/// bits.
+/// The point at which `is_below` becomes false between `low_bound` (excluded) and `high_bound`, to the last few bits.
 fn bisect(mut low_bound: f64, mut high_bound: f64, is_below: impl Fn(f64) -> bool) -> f64 {
     for _ in 0..60 {
         let middle = 0.5 * (low_bound + high_bound);

@@ -299,7 +299,7 @@ enum CurveEngine {
 }
 
 impl CurveMeasurement {
-    /// Returns whether records are needed, and not only their addresses.
+    /// Whether records are needed, and not only their addresses.
     pub fn needs_records(&self) -> bool {
         matches!(self.engine, CurveEngine::Parts(_))
     }
@@ -359,7 +359,7 @@ impl CurveMeasurement {
     }
 }
 
-/// Returns the number of CPUs that this process may use; 1 if it is unknown.
+/// Number of CPUs that this process may use; 1 if it is unknown.
 pub fn cpu_count() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -404,7 +404,7 @@ struct RecordRanges<'a> {
 }
 
 impl RecordRanges<'_> {
-    /// Returns what was measured, and the number of records that it covers.
+    /// What was measured, and the number of records that it covers.
     fn measure<M: SegmentMeter<Access: TraceAccess>>(
         &self,
         new_meter: impl Fn() -> M + Sync,
@@ -521,7 +521,7 @@ struct PartAccess {
 }
 
 impl PartAccess {
-    /// Returns the process, and the thread if the threads of a process are parts of their own.
+    /// The process, and the thread if the threads of a process are parts of their own; otherwise 0 in its place.
     fn part_key(&self, splits_processes: bool) -> (u32, u32) {
         let thread = if splits_processes { self.thread } else { 0 };
         (self.process, thread)

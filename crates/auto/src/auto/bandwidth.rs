@@ -244,8 +244,8 @@ enum RuleStep {
 }
 
 impl NodeThrottles {
-    /// Lets the limits of programs that moved to another cache hold there. A limit whose quantity does not exist there ends.
-    /// The result is true if a limit changes.
+    /// Lets the limits of programs that moved to another cache hold there. A limit whose quantity does not exist there
+    /// ends. The result is true if a limit changes.
     fn follow(&mut self, aggressors: &[Aggressor]) -> bool {
         let mut has_changed = false;
         self.throttles.retain_mut(|throttle| {

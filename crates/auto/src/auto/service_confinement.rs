@@ -208,8 +208,8 @@ impl WayConfinement {
         Reason::new(tasks, text, numbers)
     }
 
-    /// Forgets the confined services without programs, and the protected ones that have ended or have no promise any more.
-    /// The result is false once the confinement has no purpose any more.
+    /// Forgets the confined services without programs, and the protected ones that have ended or have no promise any
+    /// more. The result is false once the confinement has no purpose any more.
     fn has_purpose(&mut self, view: &View<'_>) -> bool {
         let now_ns = view.observation.span.end_ns();
         let mut promised_services = BTreeSet::new();
@@ -233,8 +233,8 @@ impl WayConfinement {
     }
 
     /// Judges the number of ways once it is measured: halves it while a promise is not kept, or undoes the last step if
-    /// that helped none of the services whose promises are not kept. A service that did no work meanwhile is not judged.
-    /// The result is the reason of the verdict; `None` before it.
+    /// that helped none of the services whose promises are not kept. A service that did no work meanwhile is not
+    /// judged. The result is the reason of the verdict; `None` before it.
     fn adjust_ways(&mut self, view: &View<'_>, units: PartitionSupport) -> Option<Reason> {
         if self.is_held || !self.measurement.is_complete() {
             return None;
@@ -699,9 +699,9 @@ mod tests {
     }
 
     /// Runs windows of one second in which a loop of programs runs beside a task with a limit of 5 %: after three
-    /// seconds, a probe reports that task with a pause of the loop and without. The probe speeds it up by a factor of 1.3: to
-    /// 1,300 instructions per 1,000 cycles in the pause. Otherwise, these follow from the ways of the loop's programs.
-    /// One number of ways for each window.
+    /// seconds, a probe reports that task with a pause of the loop and without. The probe speeds it up by a factor of
+    /// 1.3: to 1,300 instructions per 1,000 cycles in the pause. Otherwise, these follow from the ways of the loop's
+    /// programs. One number of ways for each window.
     fn ways_by_window(instructions_beside: fn(u32) -> u64) -> Vec<u32> {
         let mut fixture = store_beside_loop(1);
         let tasks = &mut fixture.observation.tasks;

@@ -23,8 +23,8 @@ struct Checkpoint {
     entries: BTreeMap<String, BTreeMap<String, String>>,
 }
 
-/// Returns a sentence for each container that is spread over more caches than it needs; none without a kubelet that
-/// assigns CPUs.
+/// A sentence for each container that is spread over more caches than it needs; none without a kubelet that assigns
+/// CPUs.
 pub fn find_straddling_containers(kernel: &dyn Kernel, topology: &Topology) -> Vec<String> {
     let Ok(text) = kernel.read(Path::new(CHECKPOINT_FILE)) else {
         return Vec::new();

@@ -747,7 +747,7 @@ impl TaskTable {
         &self.new_unmanaged_pids
     }
 
-    /// Returns the processes and threads that the rules select now.
+    /// The processes and threads that the rules select now.
     pub(crate) fn selection(&self) -> TaskSelection {
         let (by_thread, idle_threads) = (self.by_thread.clone(), self.idle_threads.clone());
         TaskSelection {

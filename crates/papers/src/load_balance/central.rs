@@ -2,7 +2,7 @@
 
 use super::{BinLoads, CacheCapacity, TaskLoad, TaskQuota, package_sums, unevenness};
 
-/// Returns a bin for every task, in their order; empty without bins.
+/// A bin for every task, in their order; empty without bins.
 ///
 /// Tasks keep their bins, and new tasks go to the lightest bins with a free CPU. All are placed anew only if that
 /// lowers the [`unevenness`] by more than `min_gain`, or if some CPU would otherwise have two tasks more than another.

@@ -494,9 +494,8 @@ impl CoreFrontEnd {
 }
 
 impl HwContext {
-    /// Completes an access that was issued in the tick before `tick` and whose data arrives at the tick `arrival`. A posted
-    /// access is a store for which nothing waits.
-    /// The result is true if the context has to wait.
+    /// Completes an access that was issued in the tick before `tick` and whose data arrives at the tick `arrival`. A
+    /// posted access is a store for which nothing waits. The result is true if the context has to wait.
     #[inline(always)]
     pub fn complete_access(
         &mut self,

@@ -381,8 +381,8 @@ impl Caches {
         copies
     }
 
-    /// Removes all copies off the path of the cache `requesting_index`, which has the line shared and wants to write it.
-    /// The result is the ticks that this takes.
+    /// Removes all copies off the path of the cache `requesting_index`, which has the line shared and wants to write
+    /// it. The result is the ticks that this takes.
     pub fn invalidate_other_copies(
         &mut self,
         requesting_index: usize,

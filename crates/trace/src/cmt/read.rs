@@ -488,7 +488,7 @@ impl<R: Read + Seek> CmtReader<R> {
         Ok(())
     }
 
-    /// Returns to the first record.
+    /// Goes back to the first record.
     ///
     /// # Errors
     /// [`TraceError::Io`].

@@ -8,16 +8,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::TaskId;
 
-use super::speeds::CurrentPhase;
+use super::phases::PhaseId;
 
 /// Tasks that share a cache, each with its phase.
-pub type CoRunners = Vec<(TaskId, CurrentPhase)>;
+pub type CoRunners = Vec<(TaskId, PhaseId)>;
 
 /// Counted misses per instruction, each with the number of windows in which they were counted.
 #[derive(Clone, Debug, Default)]
 pub struct MeasuredSizes {
     /// By task, phase and bytes of the partition that the task had to itself.
-    sizes: BTreeMap<(TaskId, CurrentPhase), BTreeMap<u64, (f64, u32)>>,
+    sizes: BTreeMap<(TaskId, PhaseId), BTreeMap<u64, (f64, u32)>>,
     /// By the tasks that shared an undivided cache.
     shared: BTreeMap<CoRunners, SharedCounts>,
     /// Number of records of shared caches so far.
@@ -47,11 +47,11 @@ const MAX_SHARED_SETS: usize = 256;
 const MAX_WINDOWS: u32 = 20;
 
 /// The phase as a key: its number if its kind is unknown, and only its kind otherwise.
-pub fn phase_key((phase_number, kind): CurrentPhase) -> CurrentPhase {
-    if kind.is_some() {
-        (0, kind)
+pub fn phase_key(phase: PhaseId) -> PhaseId {
+    if phase.kind.is_some() {
+        PhaseId { number: 0, ..phase }
     } else {
-        (phase_number, None)
+        phase
     }
 }
 
@@ -64,13 +64,9 @@ fn record_longest(stored: &mut (f64, u32), (misses, windows): (f64, u32)) {
 
 impl MeasuredSizes {
     /// Keeps the live tasks, and drops points of phases without a kind that have passed.
-    pub fn retain(
-        &mut self,
-        live_tasks: &BTreeSet<TaskId>,
-        phase_of: impl Fn(TaskId) -> CurrentPhase,
-    ) {
-        let is_valid = |&(task, phase): &(TaskId, CurrentPhase)| {
-            let has_passed = phase.1.is_none() && phase != phase_key(phase_of(task));
+    pub fn retain(&mut self, live_tasks: &BTreeSet<TaskId>, phase_of: impl Fn(TaskId) -> PhaseId) {
+        let is_valid = |&(task, phase): &(TaskId, PhaseId)| {
+            let has_passed = phase.kind.is_none() && phase != phase_key(phase_of(task));
             live_tasks.contains(&task) && !has_passed
         };
         self.sizes.retain(|key, _| is_valid(key));
@@ -78,7 +74,7 @@ impl MeasuredSizes {
     }
 
     /// Records the misses per instruction with a partition of this size, unless those of more windows are known.
-    pub fn record(&mut self, task: TaskId, phase: CurrentPhase, bytes: f64, count: (f64, u32)) {
+    pub fn record(&mut self, task: TaskId, phase: PhaseId, bytes: f64, count: (f64, u32)) {
         let sizes = self.sizes.entry((task, phase_key(phase))).or_default();
         record_longest(sizes.entry(bytes as u64).or_default(), count);
     }
@@ -114,7 +110,7 @@ impl MeasuredSizes {
     }
 
     /// The counts of a task in this phase, in rising order of size.
-    pub fn points(&self, task: TaskId, phase: CurrentPhase) -> Vec<CountedSize> {
+    pub fn points(&self, task: TaskId, phase: PhaseId) -> Vec<CountedSize> {
         let points = self
             .sizes
             .get(&(task, phase_key(phase)))
@@ -133,11 +129,20 @@ impl MeasuredSizes {
 mod tests {
     use super::*;
 
+    fn phase(number: u32, kind: Option<u32>) -> PhaseId {
+        PhaseId { number, kind }
+    }
+
     /// Are the newest sets of co-runners stored, and no more of them than a bound?
     #[test]
     fn is_the_number_of_sets_of_co_runners_bounded() {
         let mut sizes = MeasuredSizes::default();
-        let tasks = |kind: u32| vec![(TaskId(0), (0, Some(kind))), (TaskId(1), (0, Some(0)))];
+        let tasks = |kind: u32| {
+            vec![
+                (TaskId(0), phase(0, Some(kind))),
+                (TaskId(1), phase(0, Some(0))),
+            ]
+        };
         let known = |sizes: &MeasuredSizes, kind| sizes.shared_misses(&tasks(kind)).count();
         let sets = MAX_SHARED_SETS as u32 + 9;
         for kind in 0..sets {
@@ -157,10 +162,11 @@ mod tests {
     #[test]
     fn points_are_found_only_in_phases_of_the_same_kind() {
         let (task, mut sizes) = (TaskId(1), MeasuredSizes::default());
-        sizes.record(task, (3, Some(7)), 1024.0, (0.01, 9));
-        sizes.record(task, (3, Some(7)), 1024.0, (0.09, 3));
-        sizes.record(task, (4, None), 1024.0, (0.02, 3));
-        let points_of = |sizes: &MeasuredSizes, phase| sizes.points(task, phase);
+        sizes.record(task, phase(3, Some(7)), 1024.0, (0.01, 9));
+        sizes.record(task, phase(3, Some(7)), 1024.0, (0.09, 3));
+        sizes.record(task, phase(4, None), 1024.0, (0.02, 3));
+        let points_of =
+            |sizes: &MeasuredSizes, (number, kind)| sizes.points(task, phase(number, kind));
         let counted = |misses_per_instr| CountedSize {
             bytes: 1024.0,
             misses_per_instr,
@@ -174,7 +180,7 @@ mod tests {
             ),
             (vec![], vec![])
         );
-        sizes.retain(&[task].into(), |_| (5, None));
+        sizes.retain(&[task].into(), |_| phase(5, None));
         assert_eq!(
             (
                 points_of(&sizes, (4, None)),
@@ -182,7 +188,7 @@ mod tests {
             ),
             (vec![], 1)
         );
-        sizes.retain(&BTreeSet::new(), |_| (5, None));
+        sizes.retain(&BTreeSet::new(), |_| phase(5, None));
         assert_eq!(points_of(&sizes, (1, Some(7))), []);
     }
 }

@@ -18,8 +18,9 @@ use cachemate_core::{
 use self::arrivals::TaskArrivals;
 use self::curves::CurveChecks;
 use self::measured_sizes::{CoRunners, MeasuredSizes, phase_key};
+use self::phases::PhaseId;
 use self::probe_planner::ProbePlanner;
-use self::speeds::{CurrentPhase, SpeedTracker};
+use self::speeds::SpeedTracker;
 use super::model::layout::SiteLayout;
 use super::model::problem::{PlanningProblem, ProblemTask};
 use super::model::sites::{CacheSite, CpuSites, cache_sites};
@@ -265,7 +266,7 @@ pub fn co_runners(
     tasks_by_site
 }
 
-fn with_phase(view: &View<'_>, task: &ProblemTask) -> (TaskId, CurrentPhase) {
+fn with_phase(view: &View<'_>, task: &ProblemTask) -> (TaskId, PhaseId) {
     (task.task, phase_key(phases::current_phase(view, task.task)))
 }
 

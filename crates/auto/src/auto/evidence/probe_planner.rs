@@ -25,9 +25,9 @@ use cachemate_papers::probe_ledger::ProbeLedger;
 
 use super::curves::CurveChecks;
 use super::measured_sizes::phase_key;
-use super::phases::current_phase;
+use super::phases::{PhaseId, current_phase};
 use super::service_pauses::{ServicePauses, is_promised};
-use super::speeds::{CurrentPhase, SpeedTracker};
+use super::speeds::SpeedTracker;
 use super::thread_clusters::{cluster_count, complete_clusters};
 use crate::auto::model::sites::{CacheSite, CpuSites};
 
@@ -67,7 +67,7 @@ pub struct ProbePlanner {
     probes_by_task: BTreeMap<TaskId, TaskProbe>,
     /// Phases that have a first trace but no longer one yet, by their kinds if these are known, because a phase may end
     /// before its run time pays for the longer trace.
-    first_traces: BTreeSet<(TaskId, CurrentPhase)>,
+    first_traces: BTreeSet<(TaskId, PhaseId)>,
     /// The pending request for samples of accesses to other caches, and its window.
     sharing_probe: Option<OpenRequest>,
     /// Threads of the last samples, and the number of windows until they are sampled again.
@@ -184,7 +184,7 @@ impl ProbePlanner {
             task_probe.is_over |= !is_awaited(view, &task_probe.request) || has_curve && is_first;
             let phase = current_phase(view, *task);
             if (task_probe.is_answered, task_probe.phase, entry_count)
-                == (true, phase.0, Some(limits.trace_entries))
+                == (true, phase.number, Some(limits.trace_entries))
             {
                 self.first_traces.insert((*task, phase_key(phase)));
             }
@@ -201,7 +201,7 @@ impl ProbePlanner {
             let phase = current_phase(view, *task);
             let entries = trace_entries_of(&task_probe.request.0);
             let is_longer = entries.is_some_and(|entries| entries > limits.trace_entries);
-            if is_longer && phase.0 == task_probe.phase {
+            if is_longer && phase.number == task_probe.phase {
                 self.first_traces.insert((*task, phase_key(phase)));
             } else {
                 task_probe.phase = NO_PHASE;
@@ -326,7 +326,7 @@ impl ProbePlanner {
             .collect();
 
         let is_due = |sample: &&TaskSample| {
-            let (phase, _) = current_phase(view, sample.task);
+            let phase = current_phase(view, sample.task).number;
             let is_known = view
                 .profiles
                 .get(&sample.task)
@@ -353,7 +353,7 @@ impl ProbePlanner {
                 .map_or(0, |&(_, when_ns)| when_ns)
         })?;
         let (task, cache) = (sample.task, sites[cpu_sites.site_of_task(sample)?].cache);
-        let (phase, _) = current_phase(view, task);
+        let phase = current_phase(view, task).number;
         self.solo_requested.insert(task, (phase, now_ns));
         let (rows, total_ns, settle_ns) =
             (vec![vec![task], vec![task]], SOLO_ROW_NS, SOLO_SETTLE_NS);
@@ -425,10 +425,9 @@ impl ProbePlanner {
         let curve = curves
             .usable_profile(view, sample.task)
             .and_then(Profile::misses_per_kilo_instr);
-        let is_pending = self
-            .probes_by_task
-            .get(&sample.task)
-            .is_some_and(|probe| !probe.is_over && (probe.phase == phase.0 || curve.is_none()));
+        let is_pending = self.probes_by_task.get(&sample.task).is_some_and(|probe| {
+            !probe.is_over && (probe.phase == phase.number || curve.is_none())
+        });
         if is_pending {
             return Some(CurveNeed::Continued);
         }
@@ -451,7 +450,7 @@ impl ProbePlanner {
         limits: &ProbeLimits,
     ) -> bool {
         let is_within_budget = self.ledger.excess_ns(limits.max_share) <= 0.0;
-        let phase = current_phase(view, sample.task).0;
+        let phase = current_phase(view, sample.task).number;
         let earlier_probe = self.probes_by_task.get(&sample.task);
         match need {
             CurveNeed::Continued => true,
@@ -500,7 +499,7 @@ impl ProbePlanner {
         let probe = self.build_request(kind, limits.budget_ns.max(run_ns));
         let phase = current_phase(view, task);
         let task_probe = TaskProbe {
-            phase: phase.0,
+            phase: phase.number,
             request: (probe, now_ns),
             is_over: false,
             is_answered: false,

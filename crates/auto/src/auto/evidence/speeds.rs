@@ -13,6 +13,7 @@ use cachemate_locality::profilers::AVERAGED;
 use cachemate_papers::work_metric::WorkMetric;
 
 use super::PATIENCE_WINDOWS;
+use super::phases::PhaseId;
 
 /// Speed of a task; `None` means not counted.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -55,7 +56,7 @@ struct DecayingSums {
     /// Number of changes of the plan for the task's cache so far.
     plan_number: u32,
     /// Whether the counts are those of an earlier plan, and are replaced in the next window.
-    is_of_earlier_plan: bool,
+    is_stale: bool,
     instructions: f64,
     cycles: f64,
     demanded_ns: f64,
@@ -89,9 +90,6 @@ pub struct SpeedTracker {
     /// The last counts of each kind of phase.
     sums_by_kind: BTreeMap<(TaskId, u32), DecayingSums>,
 }
-
-/// The current phase of a task, and its kind once known.
-pub type CurrentPhase = (u32, Option<u32>);
 
 /// The cycles that wait for the memory behind the last level.
 fn memory_stall_cycles(task: &TaskSample) -> Option<f64> {
@@ -186,7 +184,7 @@ impl SpeedTracker {
         observation: &Observation,
         previous_plan: &Plan,
         level: CacheLevel,
-        phase_of: impl Fn(TaskId) -> CurrentPhase,
+        phase_of: impl Fn(TaskId) -> PhaseId,
         is_replanned: impl Fn(TaskId) -> bool,
     ) {
         // During a solo interval, the task has other co-runners than usual, and the other tasks pause.
@@ -225,7 +223,10 @@ impl SpeedTracker {
             };
 
             let sums = self.current_sums.entry(task.task).or_default();
-            let (phase_number, kind) = phase_of(task.task);
+            let PhaseId {
+                number: phase_number,
+                kind,
+            } = phase_of(task.task);
             if sums.phase != phase_number {
                 *sums = DecayingSums {
                     phase: phase_number,
@@ -239,14 +240,14 @@ impl SpeedTracker {
                 if let Some(earlier_sums) =
                     kind.and_then(|kind| self.sums_by_kind.get(&(task.task, kind)))
                 {
-                    let is_of_earlier_plan = earlier_sums.is_of_earlier_plan
-                        || earlier_sums.plan_number != sums.plan_number;
+                    let is_stale =
+                        earlier_sums.is_stale || earlier_sums.plan_number != sums.plan_number;
                     let plan_number = sums.plan_number;
                     *sums = DecayingSums {
                         phase: phase_number,
                         windows: 0,
                         plan_number,
-                        is_of_earlier_plan,
+                        is_stale,
                         ..earlier_sums.clone()
                     };
                 }
@@ -254,9 +255,8 @@ impl SpeedTracker {
             }
 
             if is_replanned(task.task) {
-                (sums.plan_number, sums.windows, sums.is_of_earlier_plan) =
-                    (sums.plan_number + 1, 0, true);
-            } else if sums.is_of_earlier_plan {
+                (sums.plan_number, sums.windows, sums.is_stale) = (sums.plan_number + 1, 0, true);
+            } else if sums.is_stale {
                 *sums = DecayingSums {
                     phase: phase_number,
                     kind,
@@ -268,7 +268,7 @@ impl SpeedTracker {
             if sums.windows == 0 {
                 sums.first_window = observation.window;
             }
-            sums.windows += u32::from(!sums.is_of_earlier_plan);
+            sums.windows += u32::from(!sums.is_stale);
             sums.add_window(task, elapsed_ns, instructions, cycles);
 
             let decay = sums.decay();
@@ -371,6 +371,10 @@ mod tests {
         )
     }
 
+    fn phase(number: u32, kind: Option<u32>) -> PhaseId {
+        PhaseId { number, kind }
+    }
+
     /// Are rates ratios of counts, dropped at a change of phase, and missing if nothing was counted?
     #[test]
     fn rates_are_ratios_of_counts() {
@@ -388,7 +392,7 @@ mod tests {
             &observation,
             &plan,
             CacheLevel::L3,
-            |_| (0, None),
+            |_| phase(0, None),
             |_| false,
         );
         let (measured_task, unmeasured_task) =
@@ -408,7 +412,7 @@ mod tests {
             &observation,
             &plan,
             CacheLevel::L3,
-            |_| (1, None),
+            |_| phase(1, None),
             |_| false,
         );
         assert_eq!(
@@ -429,9 +433,15 @@ mod tests {
             SpeedTracker::default(),
             Plan::idle(WindowLength::Time { ns: 1 }),
         );
-        let mut window = |cycles: u64, phase: CurrentPhase| {
+        let mut window = |cycles: u64, (number, kind): (u32, Option<u32>)| {
             observation.tasks[0].counts = counts_fixture(&[(CounterEvent::Cycles, cycles)]);
-            speeds.observe(&observation, &plan, CacheLevel::L3, |_| phase, |_| false);
+            speeds.observe(
+                &observation,
+                &plan,
+                CacheLevel::L3,
+                |_| phase(number, kind),
+                |_| false,
+            );
             let speed = speeds.observed_speed(task).unwrap();
             (speed.cycles_per_instr, speed.is_current)
         };
@@ -462,7 +472,7 @@ mod tests {
                 &observation,
                 &plan,
                 CacheLevel::L3,
-                |_| (0, Some(AVERAGED)),
+                |_| phase(0, Some(AVERAGED)),
                 |_| is_replanned,
             );
             let speed = speeds.observed_speed(task).unwrap();

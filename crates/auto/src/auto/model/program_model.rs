@@ -110,7 +110,7 @@ impl ErrorBounds {
 
 impl StepCurve {
     /// Raises the misses with less space to those with more, and computes the growth of the footprint.
-    fn settle(&mut self, lines_per_step: f64) {
+    fn make_monotone(&mut self, lines_per_step: f64) {
         for step in (0..STEPS).rev() {
             self.misses[step] = self.misses[step].max(self.misses[step + 1]);
         }
@@ -231,7 +231,7 @@ impl ProgramModel {
             errors,
             instr_by_steps: Vec::with_capacity(STEPS + 1),
         };
-        curve_by_steps.settle(lines_per_step);
+        curve_by_steps.make_monotone(lines_per_step);
         let measured_misses = speed.misses_per_instr;
         let current_misses = measured_misses.unwrap_or(curve_by_steps.misses[STEPS]);
 
@@ -441,11 +441,11 @@ impl ProgramModel {
                 above: above.min(high - rate),
             };
         }
-        self.curve.settle(self.lines_per_step);
+        self.curve.make_monotone(self.lines_per_step);
     }
 
-    /// The program with the curve above this occupancy as low as its error allows, so that only less space than
-    /// composed can explain more misses.
+    /// The program with the optimistic curve: beyond the composed occupancy, the lower end of the error band. Only less
+    /// space than composed can then explain more misses.
     #[must_use]
     pub fn with_lowest_curve(&self, composed_bytes: f64) -> Self {
         let mut lowest = self.clone();
@@ -456,7 +456,7 @@ impl ProgramModel {
             }
             *error = ErrorBounds::NONE;
         }
-        curve.settle(self.lines_per_step);
+        curve.make_monotone(self.lines_per_step);
         lowest
     }
 
@@ -518,7 +518,7 @@ impl ProgramModel {
                 above: (upper_end - *rate).max(0.0),
             };
         }
-        curve.settle(lines_per_step);
+        curve.make_monotone(lines_per_step);
     }
 
     /// Shifts the curve to the misses measured at a composed occupancy. Differences within the curve's error correct

@@ -115,7 +115,7 @@ pub fn searched_tasks(view: &View<'_>, curves: &CurveChecks) -> Vec<SearchedTask
     view.live_tasks()
         .map(|sample| SearchedTask {
             task: sample.task,
-            phase_number: current_phase(view, sample.task).0,
+            phase_number: current_phase(view, sample.task).number,
             has_curve: curves.has_curve(view, sample.task),
         })
         .collect()
@@ -155,7 +155,7 @@ impl SearchHistory {
             return false;
         };
         let has_new_phase = |last: &SearchedTask| {
-            current_phase(view, last.task).0 != last.phase_number
+            current_phase(view, last.task).number != last.phase_number
                 && view.live_tasks().any(|sample| sample.task == last.task)
         };
         last_tasks.iter().any(has_new_phase)
@@ -167,7 +167,7 @@ impl SearchHistory {
         self.awaits_new_phase = true;
         let mut changed_tasks = Vec::new();
         for last in self.last_search.iter_mut().flat_map(|(tasks, _)| tasks) {
-            let phase_number = current_phase(view, last.task).0;
+            let phase_number = current_phase(view, last.task).number;
             if last.phase_number != phase_number {
                 last.phase_number = phase_number;
                 last.has_curve = false;

@@ -71,7 +71,7 @@ impl NeighborHistory {
         self.0.iter().any(|sample| sample.pool_bytes.is_some())
     }
 
-    /// Returns what is known of the neighbors of a cache that the kernel shows with this size; `None` if no sample saw any.
+    /// What is known of the neighbors of a cache that the kernel shows with this size; `None` if no sample saw any.
     pub fn range(&self, shown_bytes: u64) -> Option<NeighborRange> {
         if !self.has_neighbors() {
             return None;
@@ -99,7 +99,7 @@ impl NeighborHistory {
     }
 }
 
-/// Returns the median with the range of the middle four fifths; `None` without values.
+/// The median with the range of the middle four fifths; `None` without values.
 fn middle_fifths(mut values: Vec<f64>) -> Option<Estimate> {
     values.sort_by(f64::total_cmp);
     Some(Estimate {

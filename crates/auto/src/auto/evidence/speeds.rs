@@ -494,7 +494,13 @@ mod tests {
             Plan::idle(WindowLength::Time { ns: 1 }),
         );
         let mut observe = |observation: &Observation| {
-            speeds.observe(observation, &plan, CacheLevel::L3, |_| phase(0, None), |_| false);
+            speeds.observe(
+                observation,
+                &plan,
+                CacheLevel::L3,
+                |_| phase(0, None),
+                |_| false,
+            );
             let speed = speeds.observed_speed(task).unwrap();
             let work = speeds.work_per_second(task, WorkMetric::Instructions);
             (speed.cpu_demand, speed.cycles_per_instr, work.unwrap())

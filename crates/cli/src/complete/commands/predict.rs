@@ -5,6 +5,7 @@ use cachemate_report::text::{
     format_fixed, format_number, format_percent, format_size, value_or_dash,
 };
 use cachemate_report::{Align, CostTable, GroupForecast, PredictResult, ProgramSummary, Table};
+use cachemate_study::default_sizes;
 use clap::Args;
 
 use crate::args::JsonArg;
@@ -119,18 +120,18 @@ fn interval_table(matrix: &CostTable) -> String {
     format!("\n{}", table.text())
 }
 
-/// Formats the programs' classes, and each curve from 64K to 16M as a line of blocks, of which the highest is a full
-/// one.
+/// Formats the programs' classes, and each curve from 128K, the usual filter of recordings, to 16M as a line of blocks, of
+/// which the highest is a full one.
 pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> String {
     let mut table = Table::from_header(
-        "program | class | MPKI 64K to 16M | > highest | > alone | > on half | > hits lost with half",
+        "program | class | MPKI 128K to 16M | > highest | > alone | > on half | > hits lost with half",
     );
+    let mut shown_sizes = default_sizes();
+    shown_sizes.retain(|bytes| (128 << 10..=16 << 20).contains(bytes));
     for (summary, program) in programs.iter().zip(&prediction.programs) {
         let curve = program.curve();
-        let shown_points = curve
-            .iter()
-            .filter(|point| (64 << 10..=16 << 20).contains(&point.bytes));
-        let values: Vec<Option<f64>> = shown_points.map(|point| point.mpki).collect();
+        let value_at = |bytes: &u64| curve.iter().find(|point| point.bytes == *bytes)?.mpki;
+        let values: Vec<Option<f64>> = shown_sizes.iter().map(value_at).collect();
         let peak = values
             .iter()
             .flatten()

@@ -385,10 +385,9 @@ fn a_cpuset_below_a_narrowed_parent_is_restored_later() {
             .restored_objects
             .iter()
             .filter_map(|line| match &line.outcome {
-                RestoreOutcome::Failed(reason) => Some((
-                    line.object.clone(),
-                    reason.contains("its parent has CPUs '1'"),
-                )),
+                RestoreOutcome::Failed(reason) => {
+                    Some((line.object.clone(), reason.contains("parent has CPUs '1'")))
+                }
                 _ => None,
             });
         assert_eq!(failed.collect::<Vec<_>>(), [(object.clone(), true)]);

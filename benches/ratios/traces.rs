@@ -93,9 +93,7 @@ fn zipf_lines(len: usize) -> Vec<u64> {
         })
         .collect();
     let mut rank_order: Vec<u32> = (0..RANKS as u32).collect();
-    for index in (1..RANKS).rev() {
-        rank_order.swap(index, random.draw_below(index as u64 + 1) as usize);
-    }
+    random.shuffle(&mut rank_order);
     (0..len)
         .map(|_| {
             let target = draw_unit(&mut random) * sum;

@@ -225,9 +225,7 @@ fn measured_cycles(pairs: &[CorunPair], machine: &MachineSpec, instructions: f64
 /// Draws the companions of one program among all programs.
 fn draw_companions(programs: usize, companions: u32, generator: &mut SplitMix64) -> Vec<usize> {
     let mut columns: Vec<usize> = (0..programs).collect();
-    for last in (1..columns.len()).rev() {
-        columns.swap(last, generator.draw_below(last as u64 + 1) as usize);
-    }
+    generator.shuffle(&mut columns);
     columns.truncate(companions as usize);
     columns
 }

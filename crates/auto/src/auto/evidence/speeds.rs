@@ -215,8 +215,9 @@ impl SpeedTracker {
             let Some((instructions, cycles)) =
                 instructions_and_cycles.filter(|(i, c)| *i > 0.0 && *c > 0.0)
             else {
-                let sums = self.current_sums.get_mut(&task.task);
-                if let Some(sums) = sums.filter(|_| !task.has_run()) {
+                if let Some(sums) = self.current_sums.get_mut(&task.task)
+                    && !task.has_run()
+                {
                     sums.add_window(task, elapsed_ns, 0.0, 0.0);
                 }
                 continue;

@@ -186,14 +186,18 @@ impl CorunBench {
                 break;
             }
             eprintln!("{} ({} of {})", program.name, index + 1, programs.len());
-            let (mut solo, forecasts) = bench.forecast(&program.name, &profiles, index)?;
             let companions = draw_companions(programs.len(), self.companions, &mut generator);
-            let mut own: Vec<CorunPair> = companions
-                .into_iter()
-                .map(|column| CorunPair {
+            let mut members = vec![index];
+            members.extend(companions.iter().filter(|companion| **companion != index));
+            let (mut solo, forecasts) = bench.forecast(&programs, &profiles, &members)?;
+            // A program may be its own companion.
+            let drawn = members.iter().zip(forecasts);
+            let mut own: Vec<CorunPair> = drawn
+                .filter(|(member, _)| companions.contains(member))
+                .map(|(&member, forecast)| CorunPair {
                     program: program.name.clone(),
-                    beside: programs[column].name.clone(),
-                    forecast: forecasts[column],
+                    beside: programs[member].name.clone(),
+                    forecast,
                     measured: None,
                     rounds: Vec::new(),
                     cause: program.cause,
@@ -273,39 +277,40 @@ impl CorunHost {
         Ok(profiles)
     }
 
-    /// Forecasts a program alone, and its slowdown beside each program.
+    /// Forecasts the first of some programs alone, and its slowdown beside each of them, itself included.
     fn forecast(
         &self,
-        name: &str,
+        programs: &[CorunProgram],
         profiles: &[String],
-        row: usize,
+        members: &[usize],
     ) -> anyhow::Result<(CorunSolo, Vec<PercentInterval>)> {
         let mut args = vec!["--quiet", "predict", "--json"];
-        args.extend(profiles.iter().map(String::as_str));
+        args.extend(members.iter().map(|member| profiles[*member].as_str()));
         let text = run_command(&self.command, &args)?;
         let value: serde_json::Value = serde_json::from_str(&text)?;
         let cell = |end: &str, column: usize| {
-            value["matrix"][end][row][column]
+            value["matrix"][end][0][column]
                 .as_f64()
-                .with_context(|| format!("matrix.{end}[{row}][{column}]: found no number"))
+                .with_context(|| format!("matrix.{end}[0][{column}]: found no number"))
         };
         let mut forecasts = Vec::new();
-        for column in 0..profiles.len() {
+        for column in 0..members.len() {
             forecasts.push(PercentInterval {
                 value: cell("values", column)?,
                 low: cell("low", column)?,
                 high: cell("high", column)?,
             });
         }
+        let name = &programs[members[0]].name;
         let number = |value: &serde_json::Value, key: &str| {
             value
                 .as_f64()
                 .with_context(|| format!("{key} of {name}: found no number"))
         };
-        let cycles = &value["group"]["members"][row]["solo_cycles_per_instr"];
-        let own = &value["programs"][row];
+        let cycles = &value["group"]["members"][0]["solo_cycles_per_instr"];
+        let own = &value["programs"][0];
         let solo = CorunSolo {
-            program: name.to_string(),
+            program: name.clone(),
             instructions: number(&own["instructions"], "instructions")?,
             forecast: number(cycles, "solo_cycles_per_instr")?,
             measured: None,

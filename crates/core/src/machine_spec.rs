@@ -153,9 +153,9 @@ pub struct CacheSpec {
     /// steady.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool_spread: Option<f64>,
-    /// Time for which a line stays in the pool that was touched once, as a share of that of a line that was touched again
-    /// there, above 0 and at most 1; `None` for 1, as under LRU. Many caches keep new lines on probation, so that a working
-    /// set has to come back sooner to get into the cache than to remain there.
+    /// Mean time for which a line stays in the pool that was touched once, as a share of that of a line that was touched
+    /// again there, above 0 and at most 1; `None` for 1 ([`crate::LineLifetimes`]). Many caches keep new lines on probation,
+    /// so that a working set has to come back sooner to get into the cache than to remain there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probation_share: Option<f64>,
     /// The treatment of stores.

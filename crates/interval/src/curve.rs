@@ -16,6 +16,8 @@
 //!
 //! The footprint is concave where the curve falls, and never exceeds the capacity.
 
+use cachemate_core::LineLifetimes;
+
 use crate::memory::Prefetch;
 use crate::program::{ProgramPhase, SizePoint, UnprefetchedRates};
 use crate::synthetic_trace::DistanceDistribution;
@@ -68,8 +70,8 @@ pub struct PhaseCurves {
     private_bytes: f64,
     /// Share of a stream's lines that take space as under LRU.
     stream_insertion: f64,
-    /// Time for which a line stays that was touched once, as a share of that of a line that was touched again.
-    probation_share: f64,
+    /// How lines leave a cache that other systems fill too; `None` under LRU.
+    lifetimes: Option<LineLifetimes>,
 }
 
 impl PhaseCurves {
@@ -80,7 +82,6 @@ impl PhaseCurves {
             lines_per_step,
             steps_per_line: 1.0 / lines_per_step,
             stream_insertion: 1.0,
-            probation_share: 1.0,
             ..PhaseCurves::default()
         }
     }
@@ -104,12 +105,9 @@ impl PhaseCurves {
         }
     }
 
-    /// Sets the time for which a line stays that was touched once, as a share of that of a line that was touched again.
-    pub fn with_probation(self, probation_share: f64) -> Self {
-        PhaseCurves {
-            probation_share,
-            ..self
-        }
+    /// Lets lines leave at random, as where other systems fill the cache too.
+    pub fn with_lifetimes(self, lifetimes: Option<LineLifetimes>) -> Self {
+        PhaseCurves { lifetimes, ..self }
     }
 
     pub fn capacity_lines(&self) -> f32 {
@@ -129,8 +127,8 @@ impl PhaseCurves {
                 .map(|index| joined_curve.rates_at_size(index as f64 * step * line_bytes))
                 .collect();
             fill_windows(&mut nodes, step, footprint, self.stream_insertion);
-            if self.probation_share < 1.0 {
-                put_on_probation(&mut nodes, self.probation_share);
+            if let Some(lifetimes) = self.lifetimes {
+                let_lines_leave_at_random(&mut nodes, step, footprint, lifetimes);
             }
             nodes
         };
@@ -350,44 +348,131 @@ fn fill_windows(
     }
 }
 
-/// Replaces the rates of each node by those in a cache that keeps new lines for a shorter time.
+/// Equally likely lifetimes that stand for all.
+const LIFETIMES: usize = 8;
+/// Halvings of the logarithm of a window that is looked for.
+const HALVINGS: usize = 40;
+
+/// Windows and rates of a phase under LRU.
+struct LruTable<'a> {
+    nodes: &'a [SizeRates],
+    lines_per_step: f64,
+    footprint_lines: f64,
+}
+
+impl LruTable<'_> {
+    /// Where a window ends between two nodes, in nodes; beyond the last one for a stream, which touches new lines for ever.
+    fn position_of(&self, window_instr: f64) -> f64 {
+        let window_at = |index: usize| f64::from(self.nodes[index].window_instr);
+        let upper = self
+            .nodes
+            .partition_point(|node| f64::from(node.window_instr) <= window_instr)
+            .clamp(1, STEPS);
+        let (low, high) = (window_at(upper - 1), window_at(upper));
+        (upper - 1) as f64 + (window_instr - low) / (high - low).max(f64::MIN_POSITIVE)
+    }
+
+    /// Lines that are touched in a window.
+    fn lines_within(&self, window_instr: f64) -> f64 {
+        (self.position_of(window_instr) * self.lines_per_step).min(self.footprint_lines)
+    }
+
+    /// Fills without a line of its own, and with the whole cache: the others are references to lines that come back.
+    fn range_of_fills(&self) -> (f64, f64) {
+        let fills_at = |index: usize| f64::from(self.nodes[index].fills_per_instr);
+        (fills_at(0), fills_at(STEPS))
+    }
+
+    /// The share of the references to lines that come back that do so within a window.
+    fn reused_share_within(&self, window_instr: f64) -> f64 {
+        let position = self.position_of(window_instr).min(STEPS as f64);
+        let low = (position as usize).min(STEPS - 1);
+        let share = (position - low as f64) as f32;
+        let rates = interpolate(&self.nodes[low], &self.nodes[low + 1], share);
+        let (most, least) = self.range_of_fills();
+        ((most - f64::from(rates.fills_per_instr)) / (most - least)).clamp(0.0, 1.0)
+    }
+
+    /// The rates at which this share of these references hits.
+    fn rates_with_hits(&self, hit_share: f64) -> SizeRates {
+        let (most, least) = self.range_of_fills();
+        let fills = (most - hit_share * (most - least)) as f32;
+        node_where(self.nodes, |node| node.fills_per_instr, fills)
+    }
+}
+
+/// Replaces the rates of nodes under LRU, and their windows, by those in a cache whose lines leave at random.
 ///
-/// At a node, lines that were touched again stay while the program touches the node's lines, and new ones for a share of
-/// that time. Of the references to lines that come back at all, let a share `S` come back within the longer time and `s`
-/// within the shorter one. A reference hits if the line's last reference missed and it comes back within the shorter time,
-/// or hit and it comes back within the longer one, so that the share of hits is `h = s (1 - h) + S h = s / (1 - S + s)`
-/// (as for 2-LRU: Martina, Garetto, Leonardi, INFOCOM 2014, where references to a line are independent). For example, of a
-/// table that is read at random, 99 of 100 lines come back within 10 ms and 40 within 1.1 ms: 98 of 100 hit. If it is read
-/// at a quarter of the speed, 68 and 12 do, and only 27 hit, so that it remains slow.
-fn put_on_probation(nodes: &mut [SizeRates], probation_share: f64) {
-    let original_nodes = nodes.to_vec();
-    let fills_at = |index: usize| f64::from(original_nodes[index].fills_per_instr);
-    let last = original_nodes.len() - 1;
-    let stream_fills = fills_at(last);
-    let reused_fills = fills_at(0) - stream_fills;
-    if reused_fills <= NEGLIGIBLE_FILLS {
+/// If a line that was touched again stays for a window `T` in the mean, a program holds the mean of its footprints over the
+/// windows for which lines stay. Of its references to lines that come back at all, shares do so before a new line has left and
+/// before another has, from which [`LineLifetimes::hit_share`] follows. For example, under LRU a loop of 1,000 lines that
+/// comes round in `T` always hits if `T` is a little longer, and never if it is shorter. Here it holds 630 lines if new lines
+/// stay as long as others, and `exp(-1)`, or 37 of 100, outlive a round.
+fn let_lines_leave_at_random(
+    nodes: &mut [SizeRates],
+    lines_per_step: f64,
+    footprint_lines: f64,
+    lifetimes: LineLifetimes,
+) {
+    let lru_nodes = nodes.to_vec();
+    let lru = LruTable {
+        nodes: &lru_nodes,
+        lines_per_step,
+        footprint_lines,
+    };
+    let (most_fills, least_fills) = lru.range_of_fills();
+    if most_fills - least_fills <= NEGLIGIBLE_FILLS {
         return;
     }
-    let hit_share = |fills: f64| ((fills_at(0) - fills) / reused_fills).clamp(0.0, 1.0);
+    let [new_times, times] = lifetimes.equally_likely::<LIFETIMES>();
+    let mean_of = |times: [f64; LIFETIMES], value_within: &dyn Fn(f64) -> f64| {
+        times.map(value_within).iter().sum::<f64>() / LIFETIMES as f64
+    };
+    let lines_at = |window: f64| mean_of(times, &|time| lru.lines_within(time * window));
 
+    let mut previous_window = f64::from(f32::MIN_POSITIVE);
     for (index, node) in nodes.iter_mut().enumerate().skip(1) {
-        let long_share = hit_share(fills_at(index));
-        let window = node.window_instr;
-        let short_window = probation_share as f32 * window;
-        let short_node = node_where(&original_nodes, |node| node.window_instr, short_window);
-        let short_share = hit_share(f64::from(short_node.fills_per_instr));
-        let miss_share = if long_share < 1.0 {
-            (1.0 - long_share) / (1.0 - long_share + short_share)
+        let previous_lines = (index - 1) as f64 * lines_per_step;
+        let resident_lines = f64::from(COMPLETE_SHARE) * footprint_lines;
+        let lines = resident_lines.min(index as f64 * lines_per_step);
+        if lines <= previous_lines {
+            *node = SizeRates {
+                window_instr: NEVER_INSTR,
+                ..lru_nodes[STEPS]
+            };
+            continue;
+        }
+        let window = window_where(previous_window, |window| lines_at(window) >= lines);
+        // A footprint that ends within the step is resident from there on.
+        let step_share = (lines - previous_lines) / lines_per_step;
+        let window_at_node = previous_window + (window - previous_window) / step_share;
+        let rates = if lines < resident_lines {
+            let new_share = mean_of(new_times, &|time| lru.reused_share_within(time * window));
+            let again_share = mean_of(times, &|time| lru.reused_share_within(time * window));
+            lru.rates_with_hits(LineLifetimes::hit_share(new_share, again_share))
         } else {
-            // A loop that comes back within the longer time only never gets in.
-            f64::from(u8::from(short_share <= 0.0))
+            lru_nodes[STEPS]
         };
-        let fills = (stream_fills + miss_share * reused_fills) as f32;
         *node = SizeRates {
-            window_instr: window,
-            ..node_where(&original_nodes, |node| node.fills_per_instr, fills)
+            window_instr: window_at_node.min(f64::from(NEVER_INSTR)) as f32,
+            ..rates
         };
+        previous_window = window;
     }
+}
+
+/// The shortest window, longer than `low` and up to "never", from which on a statement holds.
+fn window_where(low: f64, holds_at: impl Fn(f64) -> bool) -> f64 {
+    let (mut low, mut high) = (libm::log(low), libm::log(f64::from(NEVER_INSTR)));
+    for _ in 0..HALVINGS {
+        let middle = 0.5 * (low + high);
+        if holds_at(libm::exp(middle)) {
+            high = middle;
+        } else {
+            low = middle;
+        }
+    }
+    libm::exp(high)
 }
 
 /// The rates between the first two nodes between which a value reaches the target; those of the last node if it never does.
@@ -700,31 +785,92 @@ mod tests {
         assert_eq!(footprint(0.25, &fitting), footprint(1.0, &fitting));
     }
 
-    /// Do random references to a table hit as often as the closed form for lines on probation says, does a table that is
-    /// wholly resident always hit, and is nothing changed without probation?
-    #[test]
-    fn lines_on_probation_hit_as_in_closed_form() {
-        let (fills, table_lines, probation_share) = (0.02, 0.5 * LINES, 0.15);
-        let table = closed_form::uniform_phase(64.0, LINES, table_lines, fills);
-        let misses_at = |probation_share: f64, lines: f64| {
-            let mut curves = PhaseCurves::new(LINES).with_probation(probation_share);
-            let curve = curves.add(&table, 64.0, 200.0);
-            f64::from(curves.rates_at(curve, lines as f32, 0.0).fills_per_instr) / fills
-        };
-        // References are independent: of those within the window in which a share S of the lines is touched, a share
-        // 1 - (1 - S)^p comes within the p-th part of it.
-        for long_share in [0.25, 0.5, 0.75, 0.9375] {
-            let short_share = 1.0 - libm::pow(1.0 - long_share, probation_share);
-            let expected = (1.0 - long_share) / (1.0 - long_share + short_share);
-            let found = misses_at(probation_share, long_share * table_lines);
-            assert!(
-                (found - expected).abs() < 0.02,
-                "{long_share}: {found} {expected}"
-            );
-            let under_lru = misses_at(1.0, long_share * table_lines);
-            assert!((under_lru - (1.0 - long_share)).abs() < 0.02, "{under_lru}");
+    /// A phase in a cache whose lines leave at random, and misses and resident shares of it if a line that was touched again
+    /// stays for this many instructions.
+    struct RandomCache {
+        curves: PhaseCurves,
+        curve: u32,
+        lines: f64,
+        fills_per_instr: f64,
+    }
+
+    impl RandomCache {
+        fn of(
+            phase: &ProgramPhase,
+            lines: f64,
+            fills_per_instr: f64,
+            lifetimes: LineLifetimes,
+        ) -> Self {
+            let mut curves = PhaseCurves::new(LINES).with_lifetimes(Some(lifetimes));
+            let curve = curves.add(phase, 64.0, 200.0);
+            RandomCache {
+                curves,
+                curve,
+                lines,
+                fills_per_instr,
+            }
         }
-        assert!(misses_at(probation_share, table_lines) < 1e-6);
+
+        fn resident_and_hit_share(&self, lifetime_instr: f64) -> (f64, f64) {
+            let (resident, _) = self
+                .curves
+                .window_footprint(self.curve, lifetime_instr, &mut 0);
+            let rates = self.curves.rates_at(self.curve, resident, 0.0);
+            let hit_share = 1.0 - f64::from(rates.fills_per_instr) / self.fills_per_instr;
+            (f64::from(resident) / self.lines, hit_share)
+        }
+    }
+
+    /// Does a loop keep as many lines, and hit as often, as lines that leave at random outlive a round, however long it is?
+    #[test]
+    fn a_loop_loses_lines_gradually_where_they_leave_at_random() {
+        let (lines, fills) = (0.5 * LINES, 0.02);
+        let round_instr = lines / fills;
+        for probation_share in [0.3, 1.0] {
+            let lifetimes = LineLifetimes::new(probation_share);
+            let fills_at = |resident: f64| if resident < lines { fills } else { 0.0 };
+            let phase = ProgramPhase {
+                footprint_bytes: Some(64.0 * lines),
+                ..closed_form::build_phase(64.0, LINES, 512, fills_at)
+            };
+            let cache = RandomCache::of(&phase, lines, fills, lifetimes);
+            for round in [0.2, 0.5, 1.0, 2.0] {
+                let (resident, hits) = cache.resident_and_hit_share(round_instr / round);
+                let (new, again) = (lifetimes.new_share_left(round), lifetimes.share_left(round));
+                let expected = LineLifetimes::hit_share(new, again);
+                assert!((hits - expected).abs() < 0.13, "{round}: {hits} {expected}");
+                let expected = lifetimes.resident_share(round);
+                assert!(
+                    (resident - expected).abs() < 0.05,
+                    "{round}: {resident} {expected}"
+                );
+            }
+        }
+    }
+
+    /// Do random references to a table hit as often as the closed form for independent references says, and does a table whose
+    /// lines stay far longer than its references take always hit?
+    #[test]
+    fn independent_references_hit_as_in_closed_form() {
+        let (lines, fills) = (0.5 * LINES, 0.02);
+        let phase = closed_form::uniform_phase(64.0, LINES, lines, fills);
+        for probation_share in [0.3, 1.0] {
+            let cache = RandomCache::of(&phase, lines, fills, LineLifetimes::new(probation_share));
+            for lifetime in [0.5, 1.0, 3.0] {
+                let (_, hits) = cache.resident_and_hit_share(lifetime * lines / fills);
+                // An exponential time outlives another one whose rate is 1 with the probability mean / (1 + mean).
+                let outlives = |mean: f64| lifetime * mean / (1.0 + lifetime * mean);
+                let new = outlives(probation_share);
+                let protected = outlives(1.0 - probation_share);
+                let again = protected + (1.0 - protected) * new;
+                let expected = LineLifetimes::hit_share(new, again);
+                assert!(
+                    (hits - expected).abs() < 0.04,
+                    "{lifetime}: {hits} {expected}"
+                );
+            }
+            assert!(cache.resident_and_hit_share(1e3 * lines / fills).1 > 0.999);
+        }
     }
 
     /// Does a program whose whole footprint is resident have no misses, even if the footprint ends between two steps?

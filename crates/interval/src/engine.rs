@@ -15,7 +15,7 @@
 //!
 //! A step allocates nothing, and the same calls give the same bits.
 
-use cachemate_core::{CoreModel, CpuSet, MachineSpec};
+use cachemate_core::{CoreModel, CpuSet, LineLifetimes, MachineSpec};
 
 use crate::curve::PhaseCurves;
 use crate::memory::{MemoryDemand, MemorySystem, Prefetch, QueueServer};
@@ -255,11 +255,10 @@ impl IntervalEngine {
             curves: PhaseCurves::new(capacity)
                 .with_private_bytes(spec.private_bytes() as f64)
                 .with_stream_insertion(last_level.effective_stream_insertion())
-                .with_probation(
+                .with_lifetimes(
                     last_level
                         .pool_bytes
-                        .and(last_level.probation_share)
-                        .unwrap_or(1.0),
+                        .map(|_| LineLifetimes::new(last_level.probation_share.unwrap_or(1.0))),
                 ),
             line_bytes,
             programs: Vec::new(),

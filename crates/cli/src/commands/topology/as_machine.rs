@@ -257,7 +257,16 @@ pub fn build_machine(
     );
     sources.add(
         KeySource::measured(calibration),
-        "memory.local_latency_cycles, memory.bytes_per_cycle, pipeline.mshrs, mispredict_cycles, prefetchers",
+        "memory.local_latency_cycles, pipeline.mshrs, mispredict_cycles, prefetchers",
+    );
+    let has_seen_streams_together = calibration.filter(|host| {
+        let streaming_cores = caches.last().map_or(1, |cache| cache.shared_by_cores);
+        let bandwidth = &host.bandwidth;
+        streaming_cores == 1 || bandwidth.package_read.or(bandwidth.cache_read).is_some()
+    });
+    sources.add(
+        KeySource::measured(has_seen_streams_together),
+        "memory.bytes_per_cycle",
     );
     Ok(MachineSpec {
         name: name.to_string(),
@@ -521,7 +530,8 @@ fn memory_bandwidth(host: &HostCalibration, streaming_cores: u32, package_cores:
     let (together, cores) = match (host.bandwidth.package_read, host.bandwidth.cache_read) {
         (Some(read), _) => (read.value, package_cores),
         (None, Some(read)) => (read.value, streaming_cores),
-        (None, None) => return alone,
+        // How much streams slow each other down was not measured.
+        (None, None) => return f64::from(streaming_cores) * alone,
     };
     let source = LineSource {
         cycles: 64e9 / alone,

@@ -1,7 +1,7 @@
 //! What the measured times say: the levels behind a curve of latencies, how long lines stay in a cache, and how low it
 //! inserts streams.
 
-use cachemate_core::Estimate;
+use cachemate_core::{Estimate, LineLifetimes};
 
 /// The shared cache and memory as a curve of latencies shows them.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -118,7 +118,7 @@ fn fit_at(
 /// Time after which this share of some lines is lost, from the shares lost after pauses in µs, on a logarithmic scale;
 /// `None` if less is lost after the longest pause. What was lost once does not come back, so that a large share after a
 /// pause that is shorter than one with a small share was another disturbance.
-pub fn lifetime_ns(
+pub fn half_time_ns(
     pauses_us: &[u64],
     lost_shares: &[Estimate],
     lost_share: f64,
@@ -199,10 +199,15 @@ const LEAST_CONTRAST: f64 = 1.2;
 
 /// Size of the cache in which a program's lines compete with those of others, from the time for a line of a stream over
 /// the same bytes again and again (size, time), ascending; `None` if it always hits, or if hits and misses take about
-/// the same time. A stream hits as long as its lines and those of the others during a pass fit: where the time is
-/// half-way to that of memory, `size + pass / lifetime x pool = pool`, since the others alone fill the pool in a
-/// lifetime.
-pub fn pool_bytes(points: &[(f64, f64)], memory_line_ns: f64, lifetime_ns: f64) -> Option<f64> {
+/// the same time. Where the time is half-way to that of memory, half of the references hit, which tells how long lines stay
+/// as a multiple `1 / u` of a pass. They stay as long as the others' traffic and the stream's own lines, of which a share `r`
+/// is resident, leave them: with the mean lifetime `T` beside the others' traffic alone, `pool = r x size + pool x pass / (u T)`.
+pub fn pool_bytes(
+    points: &[(f64, f64)],
+    memory_line_ns: f64,
+    lifetimes: LineLifetimes,
+    mean_lifetime_ns: f64,
+) -> Option<f64> {
     let (_, cached_line_ns) = *points.first()?;
     // Where memory streams about as fast as the cache, the times say nothing about where the lines were.
     if memory_line_ns < LEAST_CONTRAST * cached_line_ns {
@@ -221,9 +226,10 @@ pub fn pool_bytes(points: &[(f64, f64)], memory_line_ns: f64, lifetime_ns: f64) 
         }
         None => larger_bytes,
     };
-    let filled_share = size_bytes / 64.0 * middle_ns / lifetime_ns;
+    let pass = lifetimes.half_hit_time();
+    let filled_share = size_bytes / 64.0 * middle_ns / (pass * mean_lifetime_ns);
     Some(if filled_share < 1.0 {
-        size_bytes / (1.0 - filled_share)
+        lifetimes.resident_share(pass) * size_bytes / (1.0 - filled_share)
     } else {
         f64::INFINITY
     })
@@ -243,7 +249,7 @@ mod tests {
                 low: value - 0.1,
                 high: value + 0.1,
             });
-            lifetime_ns(&[1000, 10_000, 100_000], &shares, 0.5)
+            half_time_ns(&[1000, 10_000, 100_000], &shares, 0.5)
         };
         let middle = found([0.0, 0.25, 0.75]).unwrap();
         assert!(
@@ -345,23 +351,46 @@ mod tests {
         }
     }
 
-    /// Is the size of a cache recovered in which neighbors fill a line while a stream over the same lines touches two,
-    /// and does a stream that never misses say nothing?
+    /// Is the size of a cache recovered in which lines leave at random while neighbors fill it, from the times of streams that
+    /// slow down as their lines leave, and does a stream that never misses say nothing?
     #[test]
     fn a_pool_is_recovered_from_streams_that_come_back() {
         let (pool_lines, neighbor_lines_per_ns) = (100_000.0, 0.05);
-        let lifetime_ns = pool_lines / neighbor_lines_per_ns;
+        let lifetimes = LineLifetimes::new(0.4);
+        // Lines stay for as long as the stream's resident ones leave to the neighbors' traffic, and the stream takes as long as
+        // its misses make it.
         let line_ns = |bytes: f64| {
-            let fits = bytes / 64.0 * (1.0 + neighbor_lines_per_ns * 10.0) < pool_lines;
-            if fits { 8.0 } else { 12.0 }
+            let lines = bytes / 64.0;
+            let mut hit_share = 1.0;
+            for _ in 0..500 {
+                let pass_ns = lines * (12.0 - 4.0 * hit_share);
+                let (mut low, mut high) = (0.0, pool_lines / neighbor_lines_per_ns);
+                for _ in 0..50 {
+                    let lifetime_ns = 0.5 * (low + high);
+                    let held = lines * lifetimes.resident_share(pass_ns / lifetime_ns);
+                    if held + neighbor_lines_per_ns * lifetime_ns < pool_lines {
+                        low = lifetime_ns;
+                    } else {
+                        high = lifetime_ns;
+                    }
+                }
+                let pass = pass_ns / high;
+                let (new, again) = (lifetimes.new_share_left(pass), lifetimes.share_left(pass));
+                hit_share = 0.5 * (hit_share + LineLifetimes::hit_share(new, again));
+            }
+            12.0 - 4.0 * hit_share
         };
-        let sizes = (0..80).map(|step| 1e6 * 1.03f64.powi(step));
+        let sizes = (0..40).map(|step| 1e6 * 1.06f64.powi(step));
         let points: Vec<(f64, f64)> = sizes.map(|bytes| (bytes, line_ns(bytes))).collect();
-        let found = pool_bytes(&points, 12.0, lifetime_ns).unwrap();
-        assert!((found / 64.0 / pool_lines - 1.0).abs() < 0.05, "{found}");
-        assert_eq!(pool_bytes(&points[..5], 12.0, lifetime_ns), None);
-        assert_eq!(pool_bytes(&points, 8.5, lifetime_ns), None);
-        assert_eq!(pool_bytes(&[], 12.0, lifetime_ns), None);
+        let mean_lifetime_ns = pool_lines / neighbor_lines_per_ns;
+        let found_at = |points: &[(f64, f64)], memory_line_ns: f64| {
+            pool_bytes(points, memory_line_ns, lifetimes, mean_lifetime_ns)
+        };
+        let found = found_at(&points, 12.0).unwrap();
+        assert!((found / 64.0 / pool_lines - 1.0).abs() < 0.1, "{found}");
+        assert_eq!(found_at(&points[..5], 12.0), None);
+        assert_eq!(found_at(&points, 8.5), None);
+        assert_eq!(found_at(&[], 12.0), None);
     }
 
     /// Does a window end between the two numbers of instructions at which two misses take the time of one and of two,

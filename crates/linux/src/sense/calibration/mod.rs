@@ -23,7 +23,7 @@ use std::io;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use cachemate_core::{Cache, CacheLevel, CpuId, Estimate, Topology, quantile};
+use cachemate_core::{Cache, CacheLevel, CpuId, Estimate, LineLifetimes, Topology, quantile};
 use serde::{Deserialize, Serialize};
 
 use self::analysis::{LatencyFit, WalkBesideCoRunner, co_runner_lines_per_ns, fit_latencies};
@@ -207,6 +207,8 @@ const MAX_BUFFER_BYTES: u64 = 2 << 30;
 const MAX_WALK_BYTES: u64 = 512 << 20;
 /// Time for which all CPUs stream at once, in each of three samples.
 const STREAM_TIME: Duration = Duration::from_millis(250);
+/// Tries of streams on several CPUs, because other work on any of them disturbs all.
+const STREAM_TRIES: usize = 4;
 /// Lines that a stream processes between two looks at the clock.
 const STREAM_CHUNK_LINES: usize = 1 << 15;
 /// Cycles of a hit in a first-level data cache, which hide the loop's own instructions.
@@ -622,29 +624,23 @@ pub fn measure_host(
         package_read: stream_together(other_caches_cpus, bytes, false)?,
     };
     let memory_ns = latencies.memory_ns().value;
-    let line_lifetime_ns =
-        measure_shared_lifetime(&mut sampler, &part, latencies.loop_ns, memory_ns);
-    let shared_pool_bytes = match line_lifetime_ns {
-        Some(lifetime_ns) => measure_pool(&mut sampler, &part, lifetime_ns)?,
-        None => None,
-    };
+    let half_time_ns = measure_shared_half_time(&mut sampler, &part, latencies.loop_ns, memory_ns);
+    let probation_share = half_time_ns.and_then(|_| measure_probation(&sampler, &part, memory_ns));
+    let neighbors_now = sample_pool(&mut sampler, &part, half_time_ns, probation_share)?;
     let stream_insertion = match (part.cpus.get(1), latencies.fit) {
         (Some(&cpu), Some(fit)) => {
             // Lines of other systems compete in the pool, those of this system alone in what it owns.
             let is_pooled = is_filled_by_others(fit.cache_bytes, part.shared_bytes);
-            let cache_bytes = match line_lifetime_ns {
-                Some(_) if is_pooled => {
-                    shared_pool_bytes.map_or(part.shared_bytes as f64, |pool| pool.value)
-                }
-                _ => fit.cache_bytes,
+            let cache_bytes = if is_pooled && half_time_ns.is_some() {
+                neighbors_now.pool_bytes.unwrap_or(part.shared_bytes as f64)
+            } else {
+                fit.cache_bytes
             };
             measure_insertion(&mut sampler, &part, &latencies, cache_bytes, cpu)?
         }
         _ => None,
     };
-    let probation_share =
-        line_lifetime_ns.and_then(|_| measure_probation(&sampler, &part, memory_ns));
-    let private_lifetime_ns = measure_private_lifetime(&mut sampler, &part, &latencies);
+    let private_lifetime_ns = measure_private_half_time(&mut sampler, &part, &latencies);
     let elsewhere = part
         .package_cpus
         .iter()
@@ -678,11 +674,7 @@ pub fn measure_host(
         )));
     }
     let mut neighbors = NeighborHistory::default();
-    neighbors.add(NeighborSample {
-        measured_at_s: 0,
-        pool_bytes: shared_pool_bytes.map(|bytes| bytes.value),
-        line_lifetime_ns: line_lifetime_ns.map(|ns| ns.value),
-    });
+    neighbors.add(neighbors_now);
     Ok(HostCalibration {
         host: String::new(),
         kernel: String::new(),
@@ -736,21 +728,39 @@ pub fn sample_neighbors(
     let loop_ns = measured_loop_ns(&sampler, &part);
 
     let memory_ns = calibration.memory_ns.value;
-    let lifetime_ns = measure_shared_lifetime(&mut sampler, &part, loop_ns, memory_ns);
-    let pool_bytes = match lifetime_ns {
-        Some(lifetime_ns) => measure_pool(&mut sampler, &part, lifetime_ns)?,
-        None => None,
-    };
+    let half_time_ns = measure_shared_half_time(&mut sampler, &part, loop_ns, memory_ns);
+    let sample = sample_pool(
+        &mut sampler,
+        &part,
+        half_time_ns,
+        calibration.probation_share,
+    )?;
     if sampler.disturbed_share() > REFUSED_DISTURBANCE {
         return Err(CalibrationError::Busy(format!(
             "{:.0} % of the samples were disturbed",
             100.0 * sampler.disturbed_share()
         )));
     }
+    Ok(sample)
+}
+
+/// The pool and the lifetimes of lines in it, from the time after which half of some lines had left.
+fn sample_pool(
+    sampler: &mut Sampler,
+    part: &MeasuredPart<'_>,
+    half_time_ns: Option<Estimate>,
+    probation_share: Option<f64>,
+) -> Result<NeighborSample, CalibrationError> {
+    let lifetimes = LineLifetimes::new(probation_share.unwrap_or(1.0));
+    let mean_lifetime_ns = half_time_ns.map(|ns| ns.value / lifetimes.half_time());
+    let pool_bytes = match mean_lifetime_ns {
+        Some(mean_lifetime_ns) => measure_pool(sampler, part, lifetimes, mean_lifetime_ns)?,
+        None => None,
+    };
     Ok(NeighborSample {
         measured_at_s: 0,
-        pool_bytes: pool_bytes.map(|bytes| bytes.value),
-        line_lifetime_ns: lifetime_ns.map(|ns| ns.value),
+        pool_bytes,
+        mean_lifetime_ns,
     })
 }
 
@@ -960,8 +970,23 @@ fn measure_latencies(
     })
 }
 
-/// Bandwidth of streams on all of these CPUs at once; `None` with fewer than two, or if threads were kept from running.
+/// Bandwidth of streams on all of these CPUs at once; `None` with fewer than two, or if threads were kept from running in all
+/// of [`STREAM_TRIES`] tries.
 fn stream_together(
+    cpus: &[CpuId],
+    bytes: u64,
+    is_write: bool,
+) -> Result<Option<Estimate>, CalibrationError> {
+    for _ in 0..STREAM_TRIES {
+        if let Some(bandwidth) = stream_together_once(cpus, bytes, is_write)? {
+            return Ok(Some(bandwidth));
+        }
+    }
+    Ok(None)
+}
+
+/// One try of [`stream_together`].
+fn stream_together_once(
     cpus: &[CpuId],
     bytes: u64,
     is_write: bool,
@@ -1036,42 +1061,27 @@ const POOL_ROUNDS: usize = 11;
 fn measure_pool(
     sampler: &mut Sampler,
     part: &MeasuredPart<'_>,
-    lifetime_ns: Estimate,
-) -> Result<Option<Estimate>, CalibrationError> {
+    lifetimes: LineLifetimes,
+    mean_lifetime_ns: f64,
+) -> Result<Option<f64>, CalibrationError> {
     let memory_line_ns = sampler.time_of(TimedLoop::Read).value;
     let largest_bytes = part.shared_bytes.min(sampler.buffer.bytes() / 2) as f64;
     let mut sizes = Vec::new();
     let mut bytes = 2.0 * part.private_bytes() as f64;
-    // What takes longer than a lifetime misses in any case.
-    while bytes <= largest_bytes && bytes / 64.0 * memory_line_ns < 2.0 * lifetime_ns.value {
+    // What takes far longer than a lifetime misses in any case.
+    while bytes <= largest_bytes && bytes / 64.0 * memory_line_ns < 2.0 * mean_lifetime_ns {
         sizes.push(whole_pages(bytes as u64));
         bytes *= SIZE_RATIO;
     }
     let reread = |&bytes: &u64| TimedLoop::Reread { bytes };
     let loops: Vec<TimedLoop> = sizes.iter().map(reread).collect();
     sampler.sample_rounds(&loops, POOL_ROUNDS)?;
-    let times = sizes
+    let points: Vec<(f64, f64)> = sizes
         .iter()
-        .map(|bytes| (*bytes as f64, sampler.time_of(reread(bytes))));
-    let times: Vec<(f64, Estimate)> = times.collect();
-    let pool_at = |time_of: fn(&Estimate) -> f64, lifetime_ns: f64| {
-        let points: Vec<(f64, f64)> = times
-            .iter()
-            .map(|(bytes, time)| (*bytes, time_of(time)))
-            .collect();
-        analysis::pool_bytes(&points, memory_line_ns, lifetime_ns)
-            .map(|bytes| bytes.min(part.shared_bytes as f64))
-    };
-    let Some(value) = pool_at(|time| time.value, lifetime_ns.value) else {
-        return Ok(None);
-    };
-    let low = pool_at(|time| time.high, lifetime_ns.value).map_or(value, |low| low.min(value));
-    let high = pool_at(|time| time.low, lifetime_ns.value).unwrap_or(part.shared_bytes as f64);
-    Ok(Some(Estimate {
-        value,
-        low,
-        high: high.max(value),
-    }))
+        .map(|bytes| (*bytes as f64, sampler.time_of(reread(bytes)).value))
+        .collect();
+    let pool_bytes = analysis::pool_bytes(&points, memory_line_ns, lifetimes, mean_lifetime_ns);
+    Ok(pool_bytes.map(|bytes| bytes.min(part.shared_bytes as f64)))
 }
 
 /// Pauses after which a walk looks for what is left of its lines, in µs.
@@ -1083,9 +1093,9 @@ const MIN_PROBATION_SHARE: f64 = 0.02;
 /// Share of the lines whose loss ends their lifetime.
 const LOST_SHARE: f64 = 0.5;
 
-/// Measures how long lines stay in the shared cache while this thread touches no memory: for ever on a machine that the
-/// system has to itself, and on a guest until the other guests have filled the cache once.
-fn measure_shared_lifetime(
+/// Measures how long half of some lines stay in the shared cache while this thread touches no memory: for ever on a machine
+/// that the system has to itself, and on a guest until the others' traffic has evicted them.
+fn measure_shared_half_time(
     sampler: &mut Sampler,
     part: &MeasuredPart<'_>,
     loop_ns: f64,
@@ -1095,17 +1105,17 @@ fn measure_shared_lifetime(
     if walk_bytes > part.shared_bytes / 2 {
         return None;
     }
-    measure_lifetime(sampler, walk_bytes, loop_ns, memory_ns)
+    measure_half_time(sampler, walk_bytes, loop_ns, memory_ns)
 }
 
 /// Measures the same of the largest private cache, whose lines move to the shared one.
-fn measure_private_lifetime(
+fn measure_private_half_time(
     sampler: &mut Sampler,
     part: &MeasuredPart<'_>,
     latencies: &Latencies,
 ) -> Option<Estimate> {
     let lost_ns = latencies.fit?.cache_ns;
-    measure_lifetime(
+    measure_half_time(
         sampler,
         part.private_bytes() / 2,
         latencies.loop_ns,
@@ -1115,7 +1125,7 @@ fn measure_private_lifetime(
 
 /// Measures the time after which half of a working set costs `lost_ns` a line; `None` if it stays for longer than the
 /// longest pause.
-fn measure_lifetime(
+fn measure_half_time(
     sampler: &mut Sampler,
     walk_bytes: u64,
     loop_ns: f64,
@@ -1151,7 +1161,7 @@ fn measure_lifetime(
             (ns - resident_ns) / span_ns
         }))
     });
-    analysis::lifetime_ns(
+    analysis::half_time_ns(
         &PAUSES_US,
         &lost_shares.collect::<Option<Vec<Estimate>>>()?,
         LOST_SHARE,
@@ -1165,7 +1175,7 @@ const PROBATION_ROUNDS: usize = 5;
 /// Numbers of times that lines are touched: as new lines, and as lines that came back again and again.
 const PROBATION_TOUCHES: [u32; 2] = [1, 8];
 
-/// Measures the time for which a new line stays in the shared cache, as a share of that of a line that was touched again;
+/// Measures the mean time for which a new line stays in the shared cache, as a share of that of one that was touched again;
 /// `None` if either stays for longer than the longest pause, or caches cannot be emptied.
 fn measure_probation(sampler: &Sampler, part: &MeasuredPart<'_>, memory_ns: f64) -> Option<f64> {
     let buffer = &sampler.buffer;
@@ -1205,7 +1215,7 @@ fn measure_probation(sampler: &Sampler, part: &MeasuredPart<'_>, memory_ns: f64)
 
     let resident_ns = at_quantile(step_ns[1][0].clone(), LOWER_QUARTILE)?.value;
     let span_ns = (memory_ns - resident_ns).max(1.0);
-    let mut lifetimes_ns = Vec::new();
+    let mut half_times_ns = Vec::new();
     for (times, pass_ns) in step_ns.into_iter().zip(pass_ns) {
         // The lines that are looked for are those at the begin of the last pass.
         let pass_us = (at_quantile(pass_ns, MEDIAN)?.value / 1e3) as u64;
@@ -1216,9 +1226,10 @@ fn measure_probation(sampler: &Sampler, part: &MeasuredPart<'_>, memory_ns: f64)
             }))
         });
         let lost_shares = lost_shares.collect::<Option<Vec<Estimate>>>()?;
-        lifetimes_ns.push(analysis::lifetime_ns(&ages_us, &lost_shares, LOST_SHARE)?.value);
+        half_times_ns.push(analysis::half_time_ns(&ages_us, &lost_shares, LOST_SHARE)?.value);
     }
-    Some((lifetimes_ns[0] / lifetimes_ns[1]).clamp(MIN_PROBATION_SHARE, 1.0))
+    let lifetimes = LineLifetimes::of_half_times(half_times_ns[0] / half_times_ns[1]);
+    Some(lifetimes.probation_share().max(MIN_PROBATION_SHARE))
 }
 
 /// Measures how much of a walk over half of what this system owns of the shared cache a stream on another CPU evicts, in a cache

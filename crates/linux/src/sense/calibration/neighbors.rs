@@ -27,9 +27,9 @@ pub struct NeighborSample {
     /// Part of the cache in which lines of this system compete with those of others, because streams over more miss however
     /// fast they are; `None` if no stream over less than the whole cache missed.
     pub pool_bytes: Option<f64>,
-    /// Time after which half of a working set that nobody in this system replaces had left the cache; `None` if it stayed for
-    /// longer than was waited.
-    pub line_lifetime_ns: Option<f64>,
+    /// Mean time for which lines stayed that were touched more than once, while nobody in this system replaced them; `None` if
+    /// half of them stayed for longer than was waited.
+    pub mean_lifetime_ns: Option<f64>,
 }
 
 /// The middle of the samples, with the range of their middle four fifths.
@@ -63,7 +63,7 @@ impl NeighborHistory {
     pub fn has_neighbors(&self) -> bool {
         self.0
             .iter()
-            .any(|sample| sample.line_lifetime_ns.is_some())
+            .any(|sample| sample.mean_lifetime_ns.is_some())
     }
 
     /// Whether a sample found the pool smaller than the cache that the kernel shows.
@@ -83,7 +83,7 @@ impl NeighborHistory {
                 .map_or(shown_bytes, |bytes| bytes.min(shown_bytes))
         };
         let rate_of = |sample: &NeighborSample| {
-            pool_of(sample) / sample.line_lifetime_ns.unwrap_or(LONG_LIFETIME_NS)
+            pool_of(sample) / sample.mean_lifetime_ns.unwrap_or(LONG_LIFETIME_NS)
         };
         let middle_of = |values: Vec<f64>| middle_fifths(values).unwrap_or(Estimate::exact(0.0));
         let pool_bytes = middle_of(self.0.iter().map(pool_of).collect());
@@ -117,11 +117,11 @@ mod tests {
 
     fn history_of(samples: &[(Option<f64>, Option<f64>)]) -> NeighborHistory {
         let mut history = NeighborHistory::default();
-        for (index, &(pool_bytes, line_lifetime_ns)) in samples.iter().enumerate() {
+        for (index, &(pool_bytes, mean_lifetime_ns)) in samples.iter().enumerate() {
             history.add(NeighborSample {
                 measured_at_s: index as u64,
                 pool_bytes,
-                line_lifetime_ns,
+                mean_lifetime_ns,
             });
         }
         history

@@ -5,8 +5,9 @@
 //! nothing. A round trip of a line between two CPUs (ping-pong) does not decide it: on a guest it takes 278 ns between
 //! CPUs that do share a cache. Method: one CPU reads lines that are in no cache, and the other one then walks them; the
 //! latency is that of the shared cache, or that of memory and other packages. For example, a guest walks lines from
-//! memory at 120 ns each, and lines that its other CPU has read at 26 ns. Properties: half of a private cache and a few
-//! ms per round, so that neighbors evict little meanwhile; x86-64 only, because nothing else here empties caches.
+//! memory at 120 ns each, and lines that its other CPU has read at 26 ns. Properties: 64 KiB and a tenth of a ms per round,
+//! because busy neighbors of a guest evict a new line within a ms from private and shared caches; x86-64 only, because
+//! nothing else here empties caches.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,6 +37,8 @@ pub struct SharingCheck {
 /// Shares of the latency of memory up to which a line is in the same cache, and from which on it is not.
 const SHARED_LATENCY: f64 = 0.5;
 const UNSHARED_LATENCY: f64 = 0.8;
+/// Largest size of the lines that are read by one CPU and walked by the other.
+const MAX_SHARED_BYTES: u64 = 64 << 10;
 /// Rounds of both walks.
 const SHARING_ROUNDS: usize = 15;
 /// Passes in which the other CPU reads the lines of a round.
@@ -96,6 +99,7 @@ pub(super) fn measure_sharing(
     cpus: [CpuId; 2],
     are_told_to_share: bool,
 ) -> Result<Option<SharingCheck>, CalibrationError> {
+    let bytes = bytes.min(MAX_SHARED_BYTES);
     let line_count = bytes / 64;
     // Turns that were taken. Waits do not sleep: a CPU that idles may lose its private caches, and the lines with them.
     let turns = AtomicUsize::new(0);

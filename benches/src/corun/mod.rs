@@ -28,8 +28,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use cachemate_core::{CpuId, MachineSpec, SplitMix64, median, quantile};
+use cachemate_core::{CpuId, MachineSpec, SplitMix64, Topology, median, quantile};
 use cachemate_daemon::{end_with_parent, host};
+use cachemate_linux::sense::calibration::look_at_sharing;
 use cachemate_linux::sense::probes::PinnedThread;
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -93,6 +94,8 @@ pub struct CorunPair {
     pub measured: Option<PercentInterval>,
     /// Times beside the arithmetic loop and beside the companion, by round.
     pub rounds: Vec<[ProcessTime; 2]>,
+    /// Whether a hypervisor ran the two CPUs on different caches before each round; `None` if that could not be told.
+    pub are_apart: Vec<Option<bool>>,
     /// What slows the program down if its forecast is wrong: the resource that it needs most.
     pub cause: &'static str,
 }
@@ -152,6 +155,7 @@ impl CorunBench {
         let dir = tempfile::tempdir().context("cannot create a working directory")?;
         let bench = CorunHost {
             cpus,
+            topology,
             dir: dir.path().to_path_buf(),
             command,
             stop: Arc::clone(stop),
@@ -200,6 +204,7 @@ impl CorunBench {
                     forecast,
                     measured: None,
                     rounds: Vec::new(),
+                    are_apart: Vec::new(),
                     cause: program.cause,
                 })
                 .collect();
@@ -238,6 +243,7 @@ fn draw_companions(programs: usize, companions: u32, generator: &mut SplitMix64)
 pub struct CorunHost {
     /// CPUs of the measured program and of its companion.
     cpus: (CpuId, CpuId),
+    topology: Topology,
     pub dir: PathBuf,
     command: PathBuf,
     stop: Arc<AtomicBool>,
@@ -356,6 +362,7 @@ impl CorunHost {
             let pair = &mut pairs[companion.index];
             pair.measured = companion.slowdown();
             pair.rounds = companion.rounds;
+            pair.are_apart = companion.are_apart;
         }
     }
 
@@ -375,6 +382,8 @@ impl CorunHost {
         let mut beside = vec![spinner];
         beside.extend(wide.iter().map(|companion| companion.workload));
 
+        let sharing = look_at_sharing(&self.topology).ok().flatten();
+        let are_apart = sharing.and_then(|check| Some(!check.do_share()?));
         let mut times = vec![ProcessTime::default(); beside.len()];
         for turn in 0..beside.len() {
             let index = if is_reversed {
@@ -386,6 +395,7 @@ impl CorunHost {
         }
         for (companion, time) in wide.iter_mut().zip(&times[1..]) {
             companion.rounds.push([times[0], *time]);
+            companion.are_apart.push(are_apart);
         }
         Ok(())
     }
@@ -457,6 +467,7 @@ struct MeasuredCompanion<'a> {
     index: usize,
     workload: &'a CorunProgram,
     rounds: Vec<[ProcessTime; 2]>,
+    are_apart: Vec<Option<bool>>,
 }
 
 impl<'a> MeasuredCompanion<'a> {
@@ -465,6 +476,7 @@ impl<'a> MeasuredCompanion<'a> {
             index,
             workload,
             rounds: Vec::new(),
+            are_apart: Vec::new(),
         }
     }
 

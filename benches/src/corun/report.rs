@@ -227,6 +227,18 @@ impl CorunReport {
             "{} pairs are not measurable here (interval wider than {MAX_MEASURED_WIDTH} points, or not reached)\n",
             self.not_measurable
         );
+        let looks = || {
+            self.pairs
+                .iter()
+                .flat_map(|pair| pair.are_apart.iter().flatten())
+        };
+        let apart_count = looks().filter(|are_apart| **are_apart).count();
+        if apart_count > 0 {
+            text += &format!(
+                "a hypervisor ran the CPUs on different caches before {apart_count} of {} rounds\n",
+                looks().count()
+            );
+        }
         text += &self.solo_text();
         for (cause, (error, count)) in &self.by_cause {
             text += &format!("{cause}: mean error {error:.1} points over {count} pairs\n");
@@ -352,6 +364,7 @@ mod tests {
             forecast: interval(forecast, 3.0),
             measured,
             rounds: Vec::new(),
+            are_apart: Vec::new(),
             cause: "cache",
         }
     }

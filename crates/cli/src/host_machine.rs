@@ -14,7 +14,7 @@ use cachemate_daemon::colored_program::available_bytes;
 use cachemate_daemon::loss_history::unix_time_s;
 use cachemate_daemon::paths;
 use cachemate_linux::sense::calibration::{
-    HostCalibration, NeighborHistory, NeighborSample, SharingCheck, measure_host, sample_neighbors,
+    HostCalibration, NeighborHistory, NeighborSample, measure_host, sample_neighbors,
 };
 
 use crate::commands::topology::as_machine::{HostFacts, build_machine};
@@ -70,10 +70,11 @@ pub fn find_or_measure(session: &Session, topology: &Topology) -> Option<HostCal
 
 /// What the kernel says of shared caches and a calibration contradicts.
 pub fn wrong_lists(calibration: &HostCalibration) -> impl Iterator<Item = String> {
+    let (apart_count, look_count) = calibration.neighbors.apart_samples();
     calibration
         .sharing
         .iter()
-        .filter_map(SharingCheck::contradiction)
+        .filter_map(move |check| check.contradiction(apart_count, look_count))
 }
 
 fn stored_or_measured(session: &Session, topology: &Topology) -> Option<HostCalibration> {
@@ -109,7 +110,7 @@ fn stored_or_measured(session: &Session, topology: &Topology) -> Option<HostCali
     }
 }
 
-/// Adds a sample of the neighbors, if there are any and the newest sample is old. A sample that cannot be taken or stored now is
+/// Adds a sample of the neighbors, if there are any, or the CPUs were moved, and the newest sample is old. A sample that cannot be taken or stored now is
 /// not missed.
 fn with_recent_sample(
     session: &Session,
@@ -120,7 +121,8 @@ fn with_recent_sample(
     let now_s = unix_time_s();
     let neighbors = &calibration.neighbors;
     let newest_s = neighbors.newest().map_or(0, |sample| sample.measured_at_s);
-    if !neighbors.has_neighbors() || now_s.saturating_sub(newest_s) < NEIGHBOR_SAMPLE_AGE_S {
+    let does_change = neighbors.has_neighbors() || neighbors.apart_share().is_some();
+    if !does_change || now_s.saturating_sub(newest_s) < NEIGHBOR_SAMPLE_AGE_S {
         return calibration;
     }
     session.log("looking at what other guests do to the shared cache: 2 s");

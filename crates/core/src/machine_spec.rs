@@ -153,6 +153,10 @@ pub struct CacheSpec {
     /// steady.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool_spread: Option<f64>,
+    /// Share of the time in which CPUs that share the cache by the kernel's list run on different ones, 0 to 1, because a
+    /// hypervisor moves them; `None` for never. Forecasts are means over both.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub apart_share: Option<f64>,
     /// Mean time for which a line stays in the pool that was touched once, as a share of that of a line that was touched
     /// again there, above 0 and at most 1; `None` for 1 ([`crate::LineLifetimes`]). Many caches keep new lines on probation,
     /// so that a working set has to come back sooner to get into the cache than to remain there.
@@ -451,9 +455,11 @@ pub struct MachineSpecError {
 }
 
 impl CacheSpec {
-    /// The share that the description states, or else that of the replacement policy.
+    /// The share that the description states, or else, in a pool, that of the time for which new lines stay, of which a stream's
+    /// are all, or that of the replacement policy.
     pub fn effective_stream_insertion(&self) -> f64 {
         self.stream_insertion
+            .or(self.pool_bytes.and(self.probation_share))
             .unwrap_or_else(|| self.replacement.stream_insertion())
     }
 
@@ -761,6 +767,12 @@ impl MachineSpec {
             if let Some(found) = spread.filter(|spread| !(1.0..=1000.0).contains(spread)) {
                 return cache_spec_error(field, found.to_string(), "1 to 1000");
             }
+        }
+        if let Some(found) = cache
+            .apart_share
+            .filter(|share| !(0.0..=1.0).contains(share))
+        {
+            return cache_spec_error("apart_share", found.to_string(), "0 to 1");
         }
         let probation = cache.probation_share;
         if let Some(found) = probation.filter(|share| !(*share > 0.0 && *share <= 1.0)) {

@@ -309,6 +309,7 @@ pub fn cache_spec(
         neighbor_bytes_per_cycle: None,
         neighbor_spread: None,
         pool_spread: None,
+        apart_share: None,
         probation_share: None,
         write: WritePolicy::Back,
         inclusion: Inclusion::NonInclusive,

@@ -115,14 +115,13 @@ pub fn forecast_alone(
     machine: &MachineSpec,
     program: &TimedProgram,
 ) -> ForecastResult<SoloForecast> {
-    let states = neighbor_states(machine);
-    let middle_state = states.len() / 2;
+    let states = host_states(machine);
     let mut runs: Vec<RunRates> = Vec::new();
     let mut cycles_per_instr = Vec::new();
     for draw in 0..program.timed_draws.len() {
         let runs_of_states = solve_alone(&states, program, 0, draw)?;
-        cycles_per_instr.push(mean_cycles_per_instr(&runs_of_states));
-        runs.push(runs_of_states[middle_state]);
+        cycles_per_instr.push(mean_cycles_per_instr(&states, &runs_of_states));
+        runs.push(runs_of_states[AS_DESCRIBED]);
     }
     let misses: Vec<f64> = runs
         .iter()
@@ -134,18 +133,18 @@ pub fn forecast_alone(
     })
 }
 
-/// A program alone, by draw and by state of the neighbors; without neighbors it has the speed of its profile.
+/// A program alone, by draw and by state of the host; without neighbors it has the speed of its profile.
 type AloneRuns = Vec<Vec<RunRates>>;
 
 /// Solves a program alone as it is drawn at `index` of a group.
 fn alone_runs(
-    states: &[MachineSpec],
+    states: &[HostState],
     program: &TimedProgram,
     cpu: u32,
     index: usize,
     draw_count: usize,
 ) -> ForecastResult<AloneRuns> {
-    if !states.iter().any(is_pooled) {
+    if !states.iter().any(|state| is_pooled(&state.machine)) {
         return Ok(Vec::new());
     }
     // Of a known timing, all draws are the same.
@@ -166,7 +165,7 @@ pub fn forecast_placed(
     programs: &[&TimedProgram],
     cpus: &[u32],
 ) -> ForecastResult<Vec<MemberForecast>> {
-    let states = neighbor_states(machine);
+    let states = host_states(machine);
     let draw_count = draw_count_of(programs);
     let alone: Vec<AloneRuns> = programs
         .iter()
@@ -183,22 +182,22 @@ fn draw_count_of(programs: &[&TimedProgram]) -> usize {
     counts.max().unwrap_or(1)
 }
 
-/// Forecasts programs that run as `alone` says on their own. The middle one of `states` is the machine as described.
+/// Forecasts programs that run as `alone` says on their own.
 fn forecast_beside(
-    states: &[MachineSpec],
+    states: &[HostState],
     programs: &[&TimedProgram],
     cpus: &[u32],
     alone: &[&AloneRuns],
 ) -> ForecastResult<Vec<MemberForecast>> {
     let draw_count = draw_count_of(programs);
-    // By draw, state of the neighbors, and program.
+    // By draw, state of the host, and program.
     let mut runs: Vec<Vec<Vec<RunRates>>> = Vec::new();
     for draw in 0..draw_count {
-        let solve = |state| solve_with_cache(state, programs, cpus, draw, 1.0);
+        let solve = |state: &HostState| solve_with_cache(&state.machine, programs, cpus, draw, 1.0);
         runs.push(states.iter().map(solve).collect::<ForecastResult<_>>()?);
     }
 
-    let machine = &states[states.len() / 2];
+    let machine = &states[AS_DESCRIBED].machine;
     let space_deviation = machine
         .last_level_cache()
         .map_or(0.0, set_means::space_deviation);
@@ -211,6 +210,7 @@ fn forecast_beside(
 
     let members = programs.iter().enumerate().map(|(index, program)| {
         let member = MemberRuns {
+            states,
             together: runs
                 .iter()
                 .map(|states| states.iter().map(|run| run[index]).collect())
@@ -224,8 +224,9 @@ fn forecast_beside(
     Ok(members.collect())
 }
 
-/// The solutions for one program of a group, each by draw and by state of the neighbors.
+/// The solutions for one program of a group, each by draw and by state of the host.
 struct MemberRuns<'a> {
+    states: &'a [HostState],
     together: Vec<Vec<RunRates>>,
     /// Without neighbors there are none, and the program alone has the speed of its profile.
     alone: &'a AloneRuns,
@@ -237,13 +238,15 @@ impl MemberRuns<'_> {
         let mut slowdowns = Vec::new();
         let (mut means, mut cycles_per_instr) = (Vec::new(), Vec::new());
         for (draw, runs) in self.together.iter().enumerate() {
-            slowdowns.extend((0..runs.len()).map(|state| self.slowdown(draw, state)));
+            let is_counted = |state: &usize| self.states[*state].time_share >= LEAST_TIME_SHARE;
+            let counted_states = (0..runs.len()).filter(is_counted);
+            slowdowns.extend(counted_states.map(|state| self.slowdown(draw, state)));
             means.push(self.mean_slowdown(draw));
-            cycles_per_instr.push(mean_cycles_per_instr(runs));
+            cycles_per_instr.push(mean_cycles_per_instr(self.states, runs));
         }
         slowdowns.sort_by(f64::total_cmp);
 
-        let per_kilo_instr = |rate: fn(&RunRates) -> f64| 1000.0 * self.middle_state_median(rate);
+        let per_kilo_instr = |rate: fn(&RunRates) -> f64| 1000.0 * self.described_median(rate);
         MemberForecast {
             slowdown: with_model_error(
                 median_of_draws(&means),
@@ -261,13 +264,8 @@ impl MemberRuns<'_> {
         self.together.len() / 2
     }
 
-    fn middle_state(&self) -> usize {
-        self.together[0].len() / 2
-    }
-
-    fn middle_state_median(&self, rate: impl Fn(&RunRates) -> f64) -> f64 {
-        let state = self.middle_state();
-        let rates = self.together.iter().map(|runs| rate(&runs[state]));
+    fn described_median(&self, rate: impl Fn(&RunRates) -> f64) -> f64 {
+        let rates = self.together.iter().map(|runs| rate(&runs[AS_DESCRIBED]));
         median_of_draws(&rates.collect::<Vec<_>>())
     }
 
@@ -281,22 +279,19 @@ impl MemberRuns<'_> {
         }
     }
 
-    /// The slowdown over all states: what neighbors do changes within a run, so that a run takes the mean of the times
-    /// in their states.
+    /// The slowdown over all states: they change within a run, so that a run takes the mean of the times in them.
     fn mean_slowdown(&self, draw: usize) -> f64 {
-        let Some(alone) = self.alone.get(draw) else {
-            return self.slowdown(draw, self.middle_state());
-        };
-        let time = |runs: &[RunRates]| runs.iter().map(|run| 1.0 + run.slowdown).sum::<f64>();
-        (time(&self.together[draw]) / time(alone) - 1.0).max(0.0)
+        let time = |runs: &[RunRates]| mean_over(self.states, runs, |run| 1.0 + run.slowdown);
+        let alone_time = self.alone.get(draw).map_or(1.0, |alone| time(alone));
+        (time(&self.together[draw]) / alone_time - 1.0).max(0.0)
     }
 
     /// The change of the slowdown at another speed. Alone, the program has the speed of its profile, however much space
     /// it needs.
     fn slowdown_change(&self, instr_per_cycle: f64) -> f64 {
-        let (draw, state) = (self.middle_draw(), self.middle_state());
-        let known_speed = self.together[draw][state].instr_per_cycle;
-        (1.0 + self.slowdown(draw, state)) * (known_speed / instr_per_cycle - 1.0)
+        let draw = self.middle_draw();
+        let known_speed = self.together[draw][AS_DESCRIBED].instr_per_cycle;
+        (1.0 + self.slowdown(draw, AS_DESCRIBED)) * (known_speed / instr_per_cycle - 1.0)
     }
 }
 
@@ -332,7 +327,7 @@ pub fn forecast_pairs(
 ) -> ForecastResult<Vec<Vec<Estimate>>> {
     let machine = machine_with_cores(machine, 2);
     let cpus = [0, machine.contexts_per_core];
-    let states = neighbor_states(&machine);
+    let states = host_states(&machine);
     let draw_count = draw_count_of(programs);
 
     // Alone, each is solved once, and not once for each pair.
@@ -452,21 +447,30 @@ fn is_pooled(machine: &MachineSpec) -> bool {
     cache.is_some_and(|cache| cache.pool_bytes.is_some())
 }
 
-/// The machine with quiet neighbors, as described, and with busy neighbors, which leave a smaller pool; only as
-/// described if the description states no spread.
-fn neighbor_states(machine: &MachineSpec) -> Vec<MachineSpec> {
+/// A state of the host in which programs run for a share of the time.
+struct HostState {
+    machine: MachineSpec,
+    time_share: f64,
+}
+
+/// The index of the state in which the machine is as described.
+const AS_DESCRIBED: usize = 0;
+/// States with a smaller share of the time do not count in a 90 % interval.
+const LEAST_TIME_SHARE: f64 = 0.05;
+
+/// The machine as described; with quiet neighbors, and with busy ones, which leave a smaller pool, if the description states a
+/// spread; and with each CPU on a cache of its own, if a hypervisor moves them so.
+fn host_states(machine: &MachineSpec) -> Vec<HostState> {
     let Some(contended) = machine.last_level_cache() else {
-        return vec![machine.clone()];
+        let machine = machine.clone();
+        return vec![HostState {
+            machine,
+            time_share: 1.0,
+        }];
     };
-    let (level, spreads) = (
-        contended.level,
-        [contended.neighbor_spread, contended.pool_spread],
-    );
-    if spreads.iter().all(Option::is_none) {
-        return vec![machine.clone()];
-    }
-    let [traffic_spread, pool_spread] = spreads.map(|spread| spread.unwrap_or(1.0));
-    let with_factors = |(traffic_factor, pool_factor): (f64, f64)| {
+    let level = contended.level;
+    let spreads = [contended.neighbor_spread, contended.pool_spread];
+    let with_factors = |traffic_factor: f64, pool_factor: f64| {
         let mut state = machine.clone();
         for cache in state.caches.iter_mut().filter(|cache| cache.level == level) {
             let rate = cache.neighbor_bytes_per_cycle;
@@ -476,32 +480,59 @@ fn neighbor_states(machine: &MachineSpec) -> Vec<MachineSpec> {
         }
         state
     };
-    [
-        (1.0 / traffic_spread, pool_spread),
-        (1.0, 1.0),
-        (traffic_spread, 1.0 / pool_spread),
-    ]
-    .map(with_factors)
-    .to_vec()
+    let mut shared = vec![machine.clone()];
+    if spreads.iter().any(Option::is_some) {
+        let [traffic_spread, pool_spread] = spreads.map(|spread| spread.unwrap_or(1.0));
+        shared.push(with_factors(1.0 / traffic_spread, pool_spread));
+        shared.push(with_factors(traffic_spread, 1.0 / pool_spread));
+    }
+
+    let apart_share = contended.apart_share.unwrap_or(0.0);
+    let time_share = (1.0 - apart_share) / shared.len() as f64;
+    let mut states: Vec<HostState> = shared
+        .into_iter()
+        .map(|machine| HostState {
+            machine,
+            time_share,
+        })
+        .collect();
+    if apart_share > 0.0 {
+        let mut machine = machine.clone();
+        share_last_level(&mut machine, 1);
+        states.push(HostState {
+            machine,
+            time_share: apart_share,
+        });
+    }
+    states
 }
 
-/// The rates of a program alone, by state of the neighbors.
+/// The mean of a figure of runs over the time.
+fn mean_over(states: &[HostState], runs: &[RunRates], figure: impl Fn(&RunRates) -> f64) -> f64 {
+    let parts = states
+        .iter()
+        .zip(runs)
+        .map(|(state, run)| state.time_share * figure(run));
+    parts.sum()
+}
+
+/// The rates of a program alone, by state of the host.
 ///
 /// Where other systems fill the cache, a program alone does not find the whole of it either, so that its slowdown is
 /// against a run of its own.
 fn solve_alone(
-    states: &[MachineSpec],
+    states: &[HostState],
     program: &TimedProgram,
     cpu: u32,
     draw: usize,
 ) -> ForecastResult<Vec<RunRates>> {
-    let solve = |state| Ok(solve_with_cache(state, &[program], &[cpu], draw, 1.0)?[0]);
+    let solve =
+        |state: &HostState| Ok(solve_with_cache(&state.machine, &[program], &[cpu], draw, 1.0)?[0]);
     states.iter().map(solve).collect()
 }
 
-fn mean_cycles_per_instr(runs: &[RunRates]) -> f64 {
-    let sum: f64 = runs.iter().map(|run| 1.0 / run.instr_per_cycle).sum();
-    sum / runs.len() as f64
+fn mean_cycles_per_instr(states: &[HostState], runs: &[RunRates]) -> f64 {
+    mean_over(states, runs, |run| 1.0 / run.instr_per_cycle)
 }
 
 /// Program `index` takes every `index + 1`-th draw in turn, so that the combinations vary. In the last draw all
@@ -870,6 +901,35 @@ mod tests {
             assert!(is_held, "{shrinking:?} {loss} {factor}");
         }
         assert!(shrinking != mean, "{mean:?}");
+    }
+
+    /// If a hypervisor runs CPUs on caches of their own for half of the time, is half of the loss forecast, does the interval
+    /// hold the losses of both, and is nothing lost where they never share one?
+    #[test]
+    fn programs_that_share_a_cache_half_of_the_time_lose_half() {
+        let mut machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        machine.memory.bytes_per_cycle = 1e3;
+        let large = steady_program(reusing_job("large", &machine, 0.8, 0.02));
+        let stream = steady_program(streaming_job(&machine, 0.02));
+        let level = machine.last_level_cache().map(|cache| cache.level);
+        let mut loss_with = |apart_share: Option<f64>| {
+            let caches = machine.caches.iter_mut();
+            caches
+                .filter(|cache| Some(cache.level) == level)
+                .for_each(|cache| cache.apart_share = apart_share);
+            forecast_pairs(&machine, &[&large, &stream]).unwrap()[0][1]
+        };
+        let shared = loss_with(None);
+        let [half, never] = [0.5, 1.0].map(|share| loss_with(Some(share)));
+        assert!(
+            shared.value > 0.1 && never.value < 0.001,
+            "{shared:?} {never:?}"
+        );
+        assert!(
+            (half.value - 0.5 * shared.value).abs() < 0.01,
+            "{half:?} {shared:?}"
+        );
+        assert!(half.low <= 0.0 && half.high >= shared.value, "{half:?}");
     }
 
     /// Do the hits of a program without misses count in its group's miss ratio?

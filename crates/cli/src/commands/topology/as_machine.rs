@@ -384,6 +384,9 @@ impl KeySources {
                     &format!("pool_bytes of {name}"),
                 );
             }
+            if cache.apart_share.is_some() {
+                self.add(KeySource::Measured, &format!("apart_share of {name}"));
+            }
             if cache.probation_share.is_some() {
                 self.add(KeySource::Measured, &format!("probation_share of {name}"));
             }
@@ -492,6 +495,7 @@ fn apply_calibration(
             }
         }
         shared.stream_insertion = host.stream_insertion.map(|share| share.value);
+        shared.apart_share = host.neighbors.apart_share();
     }
     keys
 }
@@ -676,6 +680,7 @@ fn cache_spec(
         neighbor_bytes_per_cycle: None,
         neighbor_spread: None,
         pool_spread: None,
+        apart_share: None,
         probation_share: None,
         write: WritePolicy::Back,
         inclusion: Inclusion::NonInclusive,

@@ -205,8 +205,12 @@ const MIN_BUFFER_BYTES: u64 = 96 << 20;
 const MAX_BUFFER_BYTES: u64 = 2 << 30;
 /// Largest size of a walk.
 const MAX_WALK_BYTES: u64 = 512 << 20;
+/// Size of the buffer that a look at two CPUs needs.
+const LOOK_BUFFER_BYTES: u64 = 1 << 20;
 /// Time for which all CPUs stream at once, in each of three samples.
 const STREAM_TIME: Duration = Duration::from_millis(250);
+/// Share of that time for which each has to run: hypervisors take some hundredths of a busy CPU's.
+const MIN_STREAMING_SHARE: f64 = 0.9;
 /// Tries of streams on several CPUs, because other work on any of them disturbs all.
 const STREAM_TRIES: usize = 4;
 /// Lines that a stream processes between two looks at the clock.
@@ -629,14 +633,14 @@ pub fn measure_host(
     let neighbors_now = sample_pool(&mut sampler, &part, half_time_ns, probation_share)?;
     let stream_insertion = match (part.cpus.get(1), latencies.fit) {
         (Some(&cpu), Some(fit)) => {
-            // Lines of other systems compete in the pool, those of this system alone in what it owns.
-            let is_pooled = is_filled_by_others(fit.cache_bytes, part.shared_bytes);
-            let cache_bytes = if is_pooled && half_time_ns.is_some() {
-                neighbors_now.pool_bytes.unwrap_or(part.shared_bytes as f64)
+            // Where lines of other systems compete too, it follows from the time for which new lines stay.
+            let is_pooled =
+                half_time_ns.is_some() && is_filled_by_others(fit.cache_bytes, part.shared_bytes);
+            if is_pooled {
+                None
             } else {
-                fit.cache_bytes
-            };
-            measure_insertion(&mut sampler, &part, &latencies, cache_bytes, cpu)?
+                measure_insertion(&mut sampler, &part, &latencies, fit.cache_bytes, cpu)?
+            }
         }
         _ => None,
     };
@@ -645,17 +649,11 @@ pub fn measure_host(
         .package_cpus
         .iter()
         .find(|cpu| !part.cpus.contains(cpu));
-    let mut sharing = Vec::new();
-    for (other, is_told) in [(part.cpus.get(1), true), (elsewhere, false)] {
-        let Some(&other) = other else { continue };
-        let (bytes, cpus) = (part.private_bytes() / 2, [part.cpus[0], other]);
-        sharing.extend(sharing::measure_sharing(
-            &sampler.buffer,
-            bytes,
-            cpus,
-            is_told,
-        )?);
-    }
+    let told_to_share = check_sharing(&sampler, &part)?;
+    let told_apart = match elsewhere {
+        Some(&other) => sharing::measure_sharing(&sampler.buffer, [part.cpus[0], other], false)?,
+        None => None,
+    };
     let drift = [
         first_level_walk(&part),
         walk_over(whole_pages(part.private_bytes() / 2)),
@@ -674,7 +672,10 @@ pub fn measure_host(
         )));
     }
     let mut neighbors = NeighborHistory::default();
-    neighbors.add(neighbors_now);
+    neighbors.add(NeighborSample {
+        are_apart: told_to_share.and_then(|check| Some(!check.do_share()?)),
+        ..neighbors_now
+    });
     Ok(HostCalibration {
         host: String::new(),
         kernel: String::new(),
@@ -702,7 +703,7 @@ pub fn measure_host(
         stream_insertion,
         probation_share,
         private_lifetime_ns,
-        sharing,
+        sharing: told_to_share.into_iter().chain(told_apart).collect(),
         neighbors,
     })
 }
@@ -741,7 +742,11 @@ pub fn sample_neighbors(
             100.0 * sampler.disturbed_share()
         )));
     }
-    Ok(sample)
+    let sharing = check_sharing(&sampler, &part)?;
+    Ok(NeighborSample {
+        are_apart: sharing.and_then(|check| Some(!check.do_share()?)),
+        ..sample
+    })
 }
 
 /// The pool and the lifetimes of lines in it, from the time after which half of some lines had left.
@@ -761,7 +766,30 @@ fn sample_pool(
         measured_at_s: 0,
         pool_bytes,
         mean_lifetime_ns,
+        are_apart: None,
     })
+}
+
+/// Whether the measured CPU and the next one of its cache share one now.
+fn check_sharing(
+    sampler: &Sampler,
+    part: &MeasuredPart<'_>,
+) -> Result<Option<SharingCheck>, CalibrationError> {
+    match part.cpus.get(1) {
+        Some(&other) => sharing::measure_sharing(&sampler.buffer, [part.cpus[0], other], true),
+        None => Ok(None),
+    }
+}
+
+/// Looks whether the first CPUs of the first shared cache share one now, which takes a few ms; `None` if that cannot be told
+/// here.
+///
+/// # Errors
+/// The host has no shared cache of known size, or a CPU is not allowed.
+pub fn look_at_sharing(topology: &Topology) -> Result<Option<SharingCheck>, CalibrationError> {
+    let part = MeasuredPart::find(topology)?;
+    let (_thread, sampler) = start_sampler(&part, LOOK_BUFFER_BYTES)?;
+    check_sharing(&sampler, &part)
 }
 
 /// Pins this thread to the first CPU, and lets the core reach its clock.
@@ -1013,11 +1041,11 @@ fn stream_together_once(
                 lines += STREAM_CHUNK_LINES as u64;
             }
             let elapsed_ns = start.elapsed().as_nanos() as f64;
-            let running_share = (thread_time_ns() - cpu_start) as f64 / elapsed_ns;
-            *rate = if running_share < MIN_RUNNING_SHARE {
+            let running_ns = (thread_time_ns() - cpu_start) as f64;
+            *rate = if running_ns < MIN_STREAMING_SHARE * elapsed_ns {
                 f64::NAN
             } else {
-                64e9 * lines as f64 / elapsed_ns
+                64e9 * lines as f64 / running_ns
             };
         }
         pinned.map(|_| rates)

@@ -30,6 +30,9 @@ pub struct NeighborSample {
     /// Mean time for which lines stayed that were touched more than once, while nobody in this system replaced them; `None` if
     /// half of them stayed for longer than was waited.
     pub mean_lifetime_ns: Option<f64>,
+    /// Whether two CPUs that share the cache by the kernel's list were on different ones; `None` if that could not be told.
+    #[serde(default)]
+    pub are_apart: Option<bool>,
 }
 
 /// The middle of the samples, with the range of their middle four fifths.
@@ -64,6 +67,23 @@ impl NeighborHistory {
         self.0
             .iter()
             .any(|sample| sample.mean_lifetime_ns.is_some())
+    }
+
+    /// Share of the time in which the hypervisor runs CPUs on different caches that share one by the kernel's list: by the rule
+    /// of succession, `(times + 1) / (samples + 2)`, because a few samples do not tell never from seldom, nor always from
+    /// often; `None` if no sample saw them apart.
+    pub fn apart_share(&self) -> Option<f64> {
+        let (apart_count, sample_count) = self.apart_samples();
+        (apart_count > 0).then(|| (apart_count + 1) as f64 / (sample_count + 2) as f64)
+    }
+
+    /// Number of samples that saw CPUs apart that share the cache by the kernel's list, and of all that could tell.
+    pub fn apart_samples(&self) -> (usize, usize) {
+        let told = || self.0.iter().filter_map(|sample| sample.are_apart);
+        (
+            told().filter(|are_apart| *are_apart).count(),
+            told().count(),
+        )
     }
 
     /// Whether a sample found the pool smaller than the cache that the kernel shows.
@@ -122,6 +142,7 @@ mod tests {
                 measured_at_s: index as u64,
                 pool_bytes,
                 mean_lifetime_ns,
+                are_apart: None,
             });
         }
         history
@@ -152,6 +173,28 @@ mod tests {
             range.bytes_per_ns.high,
         ];
         assert_eq!(rates.map(|rate| (rate / 4.0).round()), [2.0, 6.0, 10.0]);
+    }
+
+    /// Are CPUs that were never seen apart never apart, and does one look of few say neither never nor always?
+    #[test]
+    fn few_looks_do_not_tell_always_from_often() {
+        let share_of = |looks: &[Option<bool>]| {
+            let mut history = NeighborHistory::default();
+            for &are_apart in looks {
+                history.add(NeighborSample {
+                    measured_at_s: 0,
+                    pool_bytes: None,
+                    mean_lifetime_ns: None,
+                    are_apart,
+                });
+            }
+            history.apart_share()
+        };
+        assert_eq!(share_of(&[]), None);
+        assert_eq!(share_of(&[Some(false), None, Some(false)]), None);
+        assert_eq!(share_of(&[Some(true)]), Some(2.0 / 3.0));
+        assert_eq!(share_of(&[Some(true), None, Some(false)]), Some(0.5));
+        assert_eq!(share_of(&[Some(true); 8]), Some(0.9));
     }
 
     /// Is a cache without neighbors told as such, does a pool that no stream exceeds have the shown size, and does the oldest of

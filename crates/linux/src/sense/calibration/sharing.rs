@@ -37,8 +37,8 @@ pub struct SharingCheck {
 /// Shares of the latency of memory up to which a line is in the same cache, and from which on it is not.
 const SHARED_LATENCY: f64 = 0.5;
 const UNSHARED_LATENCY: f64 = 0.8;
-/// Largest size of the lines that are read by one CPU and walked by the other.
-const MAX_SHARED_BYTES: u64 = 64 << 10;
+/// Size of the lines that are read by one CPU and walked by the other.
+const SHARED_BYTES: u64 = 64 << 10;
 /// Rounds of both walks.
 const SHARING_ROUNDS: usize = 15;
 /// Passes in which the other CPU reads the lines of a round.
@@ -71,36 +71,40 @@ impl SharingCheck {
         )
     }
 
-    /// Says what differs from what the kernel says; `None` if nothing does.
-    pub fn contradiction(&self) -> Option<String> {
-        let do_share = self.do_share()?;
-        if do_share == self.are_told_to_share {
-            return None;
-        }
-        let (told, found) = match self.are_told_to_share {
-            true => ("share a cache", "they do not"),
-            false => ("share no cache", "they do"),
-        };
+    /// Says what differs from what the kernel says; `None` if nothing does. Of all times when the CPUs were looked at and the
+    /// times told, they were found apart in so many.
+    pub fn contradiction(&self, apart_count: usize, look_count: usize) -> Option<String> {
         let [walking, reading] = self.cpus;
-        Some(format!(
-            "the kernel says that CPUs {walking} and {reading} {told}, and by their times {found}: a line that CPU {reading} has \
-             read takes CPU {walking} {:.0} ns, one from memory {:.0} ns; the hypervisor's list (shared_cpu_list) is wrong, so \
-             do not place programs by it",
+        let found = format!(
+            "a line that CPU {reading} has read takes CPU {walking} {:.0} ns, one from memory {:.0} ns",
             self.read_by_other_ns.value, self.uncached_ns.value
-        ))
+        );
+        if self.are_told_to_share {
+            return (apart_count > 0).then(|| {
+                format!(
+                    "the kernel says that CPUs {walking} and {reading} share a cache, and by their times they did not in \
+                     {apart_count} of {look_count} looks ({found}): the hypervisor moves them, or its list (shared_cpu_list) is \
+                     wrong; forecasts are means over both, and a placement by caches helps at times only"
+                )
+            });
+        }
+        (self.do_share() == Some(true)).then(|| {
+            format!(
+                "the kernel says that CPUs {walking} and {reading} share no cache, and by their times they do: {found}; the \
+                 hypervisor's list (shared_cpu_list) is wrong, so do not place programs by it"
+            )
+        })
     }
 }
 
-/// Compares walks over the first `bytes` on this thread's CPU: of lines in no cache, and of lines that the other CPU
-/// has read. `None` where caches cannot be emptied.
+/// Compares walks on this thread's CPU: of lines in no cache, and of lines that the other CPU has read. `None` where caches
+/// cannot be emptied.
 pub(super) fn measure_sharing(
     buffer: &LineBuffer,
-    bytes: u64,
     cpus: [CpuId; 2],
     are_told_to_share: bool,
 ) -> Result<Option<SharingCheck>, CalibrationError> {
-    let bytes = bytes.min(MAX_SHARED_BYTES);
-    let line_count = bytes / 64;
+    let (bytes, line_count) = (SHARED_BYTES, SHARED_BYTES / 64);
     // Turns that were taken. Waits do not sleep: a CPU that idles may lose its private caches, and the lines with them.
     let turns = AtomicUsize::new(0);
     let wait_for_turn = |turn: usize| {
@@ -158,8 +162,8 @@ pub(super) fn measure_sharing(
 mod tests {
     use super::*;
 
-    /// Does a time near memory's contradict a list that says "shared", a time near a cache's one that says "not", and a
-    /// time between neither?
+    /// Does a time near memory's say "apart", one near a cache's "shared", and one between nothing, and is a list contradicted
+    /// by one look that found CPUs apart that it says share, and by times that show the reverse?
     #[test]
     fn only_clear_times_contradict_the_kernels_list() {
         let check = |are_told_to_share, read_by_other_ns| SharingCheck {
@@ -168,22 +172,18 @@ mod tests {
             read_by_other_ns: Estimate::exact(read_by_other_ns),
             uncached_ns: Estimate::exact(100.0),
         };
-        for (is_told, ns, is_contradicted) in [
-            (true, 25.0, false),
-            (true, 65.0, false),
-            (true, 95.0, true),
-            (false, 25.0, true),
-            (false, 65.0, false),
-            (false, 130.0, false),
-        ] {
-            let contradiction = check(is_told, ns).contradiction();
-            assert_eq!(contradiction.is_some(), is_contradicted, "{is_told}, {ns}");
+        let found = [25.0, 65.0, 95.0].map(|ns| check(true, ns).do_share());
+        assert_eq!(found, [Some(true), None, Some(false)]);
+        assert_eq!(check(true, 25.0).contradiction(0, 3), None);
+        // They may share it again at the last look.
+        for ns in [25.0, 95.0] {
+            let text = check(true, ns).contradiction(2, 3).unwrap();
+            assert!(text.contains("they did not in 2 of 3 looks"), "{text}");
         }
-        let text = check(true, 95.0).contradiction().unwrap();
-        assert!(
-            text.contains("CPUs 0 and 1 share a cache, and by their times they do not"),
-            "{text}"
-        );
+        for (ns, is_contradicted) in [(25.0, true), (65.0, false), (130.0, false)] {
+            let contradiction = check(false, ns).contradiction(1, 3);
+            assert_eq!(contradiction.is_some(), is_contradicted, "{ns}");
+        }
     }
 
     /// Are a CPU's own lines, read a moment ago, never taken for lines of memory, nor their times for contradictions of
@@ -195,7 +195,7 @@ mod tests {
             return crate::skip_test::report_unchecked("a walk on CPU 0", "it is not allowed here");
         };
         let buffer = LineBuffer::new(1 << 20);
-        let check = measure_sharing(&buffer, 128 << 10, [CpuId(0); 2], true).unwrap();
+        let check = measure_sharing(&buffer, [CpuId(0); 2], true).unwrap();
         let Some(check) = check else {
             return crate::skip_test::report_unchecked(
                 "a walk of uncached lines",

@@ -491,7 +491,7 @@ fn apply_calibration(
                 shared.neighbor_bytes_per_cycle =
                     Some(range.bytes_per_ns.value * 1e9 / clock_hertz as f64);
                 shared.neighbor_spread = Some(spread_of(range.bytes_per_ns));
-                shared.probation_share = host.probation_share;
+                shared.probation_share = range.probation_share;
             }
         }
         shared.stream_insertion = host.stream_insertion.map(|share| share.value);

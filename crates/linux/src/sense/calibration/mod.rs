@@ -87,10 +87,6 @@ pub struct HostCalibration {
     pub bandwidth: Bandwidths,
     /// Share of a stream's lines that take space from a resident working set as under LRU; `None` with one CPU.
     pub stream_insertion: Option<Estimate>,
-    /// Time for which a line stays in the shared cache that was touched once, as a share of that of a line that was touched
-    /// again; `None` if both stay for longer than was waited.
-    #[serde(default)]
-    pub probation_share: Option<f64>,
     /// Time after which half of a working set that nobody in this system replaces has left the largest private cache, because
     /// another guest's thread may run on the same core; `None` if it stays for longer than was waited.
     pub private_lifetime_ns: Option<Estimate>,
@@ -628,14 +624,13 @@ pub fn measure_host(
         package_read: stream_together(other_caches_cpus, bytes, false)?,
     };
     let memory_ns = latencies.memory_ns().value;
-    let half_time_ns = measure_shared_half_time(&mut sampler, &part, latencies.loop_ns, memory_ns);
-    let probation_share = half_time_ns.and_then(|_| measure_probation(&sampler, &part, memory_ns));
-    let neighbors_now = sample_pool(&mut sampler, &part, half_time_ns, probation_share)?;
+    let lifetimes = measure_shared_lifetimes(&sampler, &part, memory_ns);
+    let neighbors_now = sample_pool(&mut sampler, &part, lifetimes)?;
     let stream_insertion = match (part.cpus.get(1), latencies.fit) {
         (Some(&cpu), Some(fit)) => {
             // Where lines of other systems compete too, it follows from the time for which new lines stay.
             let is_pooled =
-                half_time_ns.is_some() && is_filled_by_others(fit.cache_bytes, part.shared_bytes);
+                lifetimes.is_some() && is_filled_by_others(fit.cache_bytes, part.shared_bytes);
             if is_pooled {
                 None
             } else {
@@ -701,7 +696,6 @@ pub fn measure_host(
         strides,
         bandwidth,
         stream_insertion,
-        probation_share,
         private_lifetime_ns,
         sharing: told_to_share.into_iter().chain(told_apart).collect(),
         neighbors,
@@ -726,16 +720,9 @@ pub fn sample_neighbors(
         TimedLoop::Read,
     ];
     sampler.sample_rounds(&loops, POOL_ROUNDS)?;
-    let loop_ns = measured_loop_ns(&sampler, &part);
-
     let memory_ns = calibration.memory_ns.value;
-    let half_time_ns = measure_shared_half_time(&mut sampler, &part, loop_ns, memory_ns);
-    let sample = sample_pool(
-        &mut sampler,
-        &part,
-        half_time_ns,
-        calibration.probation_share,
-    )?;
+    let lifetimes = measure_shared_lifetimes(&sampler, &part, memory_ns);
+    let sample = sample_pool(&mut sampler, &part, lifetimes)?;
     if sampler.disturbed_share() > REFUSED_DISTURBANCE {
         return Err(CalibrationError::Busy(format!(
             "{:.0} % of the samples were disturbed",
@@ -749,23 +736,21 @@ pub fn sample_neighbors(
     })
 }
 
-/// The pool and the lifetimes of lines in it, from the time after which half of some lines had left.
+/// The pool in which lines have these lifetimes.
 fn sample_pool(
     sampler: &mut Sampler,
     part: &MeasuredPart<'_>,
-    half_time_ns: Option<Estimate>,
-    probation_share: Option<f64>,
+    lifetimes: Option<SharedLifetimes>,
 ) -> Result<NeighborSample, CalibrationError> {
-    let lifetimes = LineLifetimes::new(probation_share.unwrap_or(1.0));
-    let mean_lifetime_ns = half_time_ns.map(|ns| ns.value / lifetimes.half_time());
-    let pool_bytes = match mean_lifetime_ns {
-        Some(mean_lifetime_ns) => measure_pool(sampler, part, lifetimes, mean_lifetime_ns)?,
+    let pool_bytes = match lifetimes {
+        Some(lifetimes) => measure_pool(sampler, part, lifetimes)?,
         None => None,
     };
     Ok(NeighborSample {
         measured_at_s: 0,
         pool_bytes,
-        mean_lifetime_ns,
+        mean_lifetime_ns: lifetimes.map(|found| found.mean_ns),
+        probation_share: lifetimes.map(|found| found.lifetimes.probation_share()),
         are_apart: None,
     })
 }
@@ -1089,9 +1074,12 @@ const POOL_ROUNDS: usize = 11;
 fn measure_pool(
     sampler: &mut Sampler,
     part: &MeasuredPart<'_>,
-    lifetimes: LineLifetimes,
-    mean_lifetime_ns: f64,
+    lifetimes: SharedLifetimes,
 ) -> Result<Option<f64>, CalibrationError> {
+    let SharedLifetimes {
+        mean_ns: mean_lifetime_ns,
+        lifetimes,
+    } = lifetimes;
     let memory_line_ns = sampler.time_of(TimedLoop::Read).value;
     let largest_bytes = part.shared_bytes.min(sampler.buffer.bytes() / 2) as f64;
     let mut sizes = Vec::new();
@@ -1116,27 +1104,13 @@ fn measure_pool(
 const PAUSES_US: [u64; 7] = [100, 300, 1000, 3000, 10_000, 30_000, 100_000];
 /// Number of times that each pause is made.
 const PAUSE_ROUNDS: usize = 7;
-/// Smallest share of the lifetime of a line that a new line stays: less cannot be told from what a pass over the lines takes.
+/// Smallest ratio of half times that can be told from what a pass over the lines takes.
 const MIN_PROBATION_SHARE: f64 = 0.02;
 /// Share of the lines whose loss ends their lifetime.
 const LOST_SHARE: f64 = 0.5;
 
-/// Measures how long half of some lines stay in the shared cache while this thread touches no memory: for ever on a machine
-/// that the system has to itself, and on a guest until the others' traffic has evicted them.
-fn measure_shared_half_time(
-    sampler: &mut Sampler,
-    part: &MeasuredPart<'_>,
-    loop_ns: f64,
-    memory_ns: f64,
-) -> Option<Estimate> {
-    let walk_bytes = 2 * part.private_bytes();
-    if walk_bytes > part.shared_bytes / 2 {
-        return None;
-    }
-    measure_half_time(sampler, walk_bytes, loop_ns, memory_ns)
-}
-
-/// Measures the same of the largest private cache, whose lines move to the shared one.
+/// Measures how long half of some lines stay in the largest private cache while this thread touches no memory; they move to
+/// the shared one.
 fn measure_private_half_time(
     sampler: &mut Sampler,
     part: &MeasuredPart<'_>,
@@ -1196,68 +1170,101 @@ fn measure_half_time(
     )
 }
 
-/// Pauses after which a walk looks for lines that were touched once or again, in µs.
-const PROBATION_PAUSES_US: [u64; 6] = [0, 300, 1000, 3000, 10_000, 30_000];
-/// Number of times that each of these pauses is made.
-const PROBATION_ROUNDS: usize = 5;
-/// Numbers of times that lines are touched: as new lines, and as lines that came back again and again.
-const PROBATION_TOUCHES: [u32; 2] = [1, 8];
+/// How lines of this system leave the shared cache while it touches none.
+#[derive(Clone, Copy)]
+struct SharedLifetimes {
+    /// Mean of lines that were touched again.
+    mean_ns: f64,
+    lifetimes: LineLifetimes,
+}
 
-/// Measures the mean time for which a new line stays in the shared cache, as a share of that of one that was touched again;
-/// `None` if either stays for longer than the longest pause, or caches cannot be emptied.
-fn measure_probation(sampler: &Sampler, part: &MeasuredPart<'_>, memory_ns: f64) -> Option<f64> {
+/// Pauses after which a pass looks for lines that were touched once or again, in µs.
+const LIFETIME_PAUSES_US: [u64; 7] = [0, 300, 1000, 3000, 10_000, 30_000, 100_000];
+/// Number of times that each of these pauses is made.
+const LIFETIME_ROUNDS: usize = 5;
+/// Numbers of times that lines are touched: as lines that came back again and again, and as new lines.
+const LINE_TOUCHES: [u32; 2] = [8, 1];
+
+/// Measures how long lines stay in the shared cache that the private ones have pushed out: `None` if half of those that were
+/// touched again stay for longer than the longest pause, as on a machine that the system has to itself. Where caches cannot be
+/// emptied, no line is known to be new, and new ones count as others.
+fn measure_shared_lifetimes(
+    sampler: &Sampler,
+    part: &MeasuredPart<'_>,
+    memory_ns: f64,
+) -> Option<SharedLifetimes> {
     let buffer = &sampler.buffer;
     // The lines that are looked for were pushed out of the private cache by those that came after them.
     let bytes = (4 * part.private_bytes()).next_power_of_two();
     if bytes > part.shared_bytes / 2 || bytes > buffer.bytes() {
         return None;
     }
-    let lines = bytes / 64;
-    let looked_lines = lines / 16;
-    let by_pause = || vec![Vec::new(); PROBATION_PAUSES_US.len()];
-    let (mut step_ns, mut pass_ns) = ([by_pause(), by_pause()], [Vec::new(), Vec::new()]);
-    for _ in 0..PROBATION_ROUNDS {
-        for (kind, touches) in PROBATION_TOUCHES.into_iter().enumerate() {
-            for (times, pause_us) in step_ns[kind].iter_mut().zip(PROBATION_PAUSES_US) {
-                if !buffer.empty_caches(bytes) {
+    // The time for a line at each pause, and the ages of the lines then: those that are looked for came first in the last pass.
+    let times_after = |touches: u32| {
+        let (mut step_ns, mut pass_ns) = (vec![Vec::new(); LIFETIME_PAUSES_US.len()], Vec::new());
+        for _ in 0..LIFETIME_ROUNDS {
+            for (times, pause_us) in step_ns.iter_mut().zip(LIFETIME_PAUSES_US) {
+                if !buffer.empty_caches(bytes) && touches == 1 {
                     return None;
                 }
-                let mut start = Instant::now();
-                for _ in 0..touches {
-                    start = Instant::now();
-                    buffer.scatter::<false>(bytes, lines);
-                }
-                pass_ns[kind].push(start.elapsed().as_nanos() as f64);
-
                 let pause = Duration::from_micros(pause_us);
-                let start = Instant::now();
-                while start.elapsed() < pause {
-                    multiply(1000);
-                }
-                let start = Instant::now();
-                buffer.scatter::<true>(bytes, looked_lines);
-                times.push(start.elapsed().as_nanos() as f64 / looked_lines as f64);
+                times.push(step_ns_after(buffer, bytes, touches, pause, &mut pass_ns));
             }
         }
-    }
-
-    let resident_ns = at_quantile(step_ns[1][0].clone(), LOWER_QUARTILE)?.value;
-    let span_ns = (memory_ns - resident_ns).max(1.0);
-    let mut half_times_ns = Vec::new();
-    for (times, pass_ns) in step_ns.into_iter().zip(pass_ns) {
-        // The lines that are looked for are those at the begin of the last pass.
         let pass_us = (at_quantile(pass_ns, MEDIAN)?.value / 1e3) as u64;
-        let ages_us = PROBATION_PAUSES_US.map(|pause_us| pause_us + pass_us);
-        let lost_shares = times.into_iter().map(|times| {
+        Some((
+            step_ns,
+            LIFETIME_PAUSES_US.map(|pause_us| pause_us + pass_us),
+        ))
+    };
+    let [again, new] = LINE_TOUCHES.map(times_after);
+    // Lines that were touched again and are looked for at once are resident.
+    let resident_ns = at_quantile(again.as_ref()?.0[0].clone(), LOWER_QUARTILE)?.value;
+    let span_ns = (memory_ns - resident_ns).max(1.0);
+    let half_time_ns = |(step_ns, ages_us): (Vec<Vec<f64>>, [u64; LIFETIME_PAUSES_US.len()])| {
+        let lost_shares = step_ns.into_iter().map(|times| {
             Some(scaled(at_quantile(times, MEDIAN)?, |ns| {
                 (ns - resident_ns) / span_ns
             }))
         });
         let lost_shares = lost_shares.collect::<Option<Vec<Estimate>>>()?;
-        half_times_ns.push(analysis::half_time_ns(&ages_us, &lost_shares, LOST_SHARE)?.value);
+        Some(analysis::half_time_ns(&ages_us, &lost_shares, LOST_SHARE)?.value)
+    };
+    let again_ns = half_time_ns(again?)?;
+    let new_ns = new.and_then(half_time_ns);
+    let lifetimes = new_ns.map_or(LineLifetimes::new(1.0), |new_ns| {
+        LineLifetimes::of_half_times((new_ns / again_ns).max(MIN_PROBATION_SHARE))
+    });
+    Some(SharedLifetimes {
+        mean_ns: again_ns / lifetimes.half_time(),
+        lifetimes,
+    })
+}
+
+/// Touches lines in an order without neighbors, pauses, and returns the time for one of the first of them; adds the time of the
+/// last pass.
+fn step_ns_after(
+    buffer: &LineBuffer,
+    bytes: u64,
+    touches: u32,
+    pause: Duration,
+    pass_ns: &mut Vec<f64>,
+) -> f64 {
+    let (lines, looked_lines) = (bytes / 64, bytes / 64 / 16);
+    let mut start = Instant::now();
+    for _ in 0..touches {
+        start = Instant::now();
+        buffer.scatter::<false>(bytes, lines);
     }
-    let lifetimes = LineLifetimes::of_half_times(half_times_ns[0] / half_times_ns[1]);
-    Some(lifetimes.probation_share().max(MIN_PROBATION_SHARE))
+    pass_ns.push(start.elapsed().as_nanos() as f64);
+
+    let start = Instant::now();
+    while start.elapsed() < pause {
+        multiply(1000);
+    }
+    let start = Instant::now();
+    buffer.scatter::<true>(bytes, looked_lines);
+    start.elapsed().as_nanos() as f64 / looked_lines as f64
 }
 
 /// Measures how much of a walk over half of what this system owns of the shared cache a stream on another CPU evicts, in a cache

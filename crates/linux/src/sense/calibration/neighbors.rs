@@ -30,6 +30,8 @@ pub struct NeighborSample {
     /// Mean time for which lines stayed that were touched more than once, while nobody in this system replaced them; `None` if
     /// half of them stayed for longer than was waited.
     pub mean_lifetime_ns: Option<f64>,
+    /// The same of lines that were touched once, as a share of it.
+    pub probation_share: Option<f64>,
     /// Whether two CPUs that share the cache by the kernel's list were on different ones; `None` if that could not be told.
     #[serde(default)]
     pub are_apart: Option<bool>,
@@ -42,6 +44,8 @@ pub struct NeighborRange {
     pub pool_bytes: Estimate,
     /// Traffic with which the others fill it.
     pub bytes_per_ns: Estimate,
+    /// Mean lifetime of a line that was touched once, as a share of that of others.
+    pub probation_share: Option<f64>,
 }
 
 /// Samples of the neighbors, the oldest first; at most [`MAX_NEIGHBOR_SAMPLES`].
@@ -107,6 +111,11 @@ impl NeighborHistory {
         };
         let middle_of = |values: Vec<f64>| middle_fifths(values).unwrap_or(Estimate::exact(0.0));
         let pool_bytes = middle_of(self.0.iter().map(pool_of).collect());
+        let shares = self
+            .0
+            .iter()
+            .filter_map(|sample| sample.probation_share)
+            .collect();
         let mut bytes_per_ns = middle_of(self.0.iter().map(rate_of).collect());
         if self.0.len() < KNOWN_SAMPLES {
             bytes_per_ns.low = bytes_per_ns.low.min(bytes_per_ns.value / UNKNOWN_SPREAD);
@@ -115,6 +124,7 @@ impl NeighborHistory {
         Some(NeighborRange {
             pool_bytes,
             bytes_per_ns,
+            probation_share: middle_fifths(shares).map(|share| share.value),
         })
     }
 }
@@ -142,6 +152,7 @@ mod tests {
                 measured_at_s: index as u64,
                 pool_bytes,
                 mean_lifetime_ns,
+                probation_share: None,
                 are_apart: None,
             });
         }
@@ -185,6 +196,7 @@ mod tests {
                     measured_at_s: 0,
                     pool_bytes: None,
                     mean_lifetime_ns: None,
+                    probation_share: None,
                     are_apart,
                 });
             }

@@ -481,12 +481,7 @@ impl<'a> MeasuredCompanion<'a> {
     }
 
     fn slowdown(&self) -> Option<PercentInterval> {
-        let ratios: Vec<f64> = self
-            .rounds
-            .iter()
-            .map(|[alone, beside]| beside.total_s() / alone.total_s())
-            .collect();
-        slowdown_interval(&ratios, self.index as u64)
+        slowdown_of(&self.rounds, self.index as u64)
     }
 
     fn is_narrow(&self) -> bool {
@@ -557,6 +552,13 @@ impl Drop for BackgroundGroup {
         }
         let _ = self.0.wait();
     }
+}
+
+/// Median slowdown over rounds, each with the times alone and beside the companion, with its 90 % interval.
+fn slowdown_of(rounds: &[[ProcessTime; 2]], seed: u64) -> Option<PercentInterval> {
+    let ratio = |[alone, beside]: &[ProcessTime; 2]| beside.total_s() / alone.total_s();
+    let ratios: Vec<f64> = rounds.iter().map(ratio).collect();
+    slowdown_interval(&ratios, seed)
 }
 
 /// Median slowdown in percent, with a 90 % bootstrap interval; `None` with too few rounds.

@@ -11,7 +11,7 @@ use cachemate_report::Table;
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, Series};
 use serde::Serialize;
 
-use super::{CorunPair, CorunSolo, MAX_MEASURED_WIDTH, PercentInterval};
+use super::{CorunPair, CorunSolo, MAX_MEASURED_WIDTH, PercentInterval, slowdown_of};
 
 /// Goals: mean error and 90th percentile in points, rank correlation, and coverage of the 90 % intervals.
 const MEAN_GOAL: f64 = 7.0;
@@ -28,6 +28,8 @@ pub struct CorunReport {
     seed: u64,
     seconds: f64,
     summary: Option<CorunSummary>,
+    /// The same over the rounds before which the CPUs shared a cache, if they did not before some.
+    summary_while_sharing: Option<CorunSummary>,
     /// Pairs whose measured interval is too wide, or that were not reached.
     not_measurable: usize,
     /// Mean error and number of pairs by cause.
@@ -58,9 +60,30 @@ impl CorunPair {
             .filter(|measured| measured.high - measured.low <= MAX_MEASURED_WIDTH)
     }
 
+    /// The pair by the rounds before which the CPUs shared a cache.
+    fn while_sharing(&self) -> CorunPair {
+        let rounds = self.rounds.iter().zip(&self.are_apart);
+        let (rounds, are_apart): (Vec<_>, Vec<_>) = rounds
+            .filter(|(_, are_apart)| **are_apart == Some(false))
+            .map(|(times, are_apart)| (*times, *are_apart))
+            .unzip();
+        CorunPair {
+            measured: slowdown_of(&rounds, self.rounds.len() as u64),
+            rounds,
+            are_apart,
+            ..self.clone()
+        }
+    }
+
     fn error_points(&self) -> Option<f64> {
         Some((self.forecast.value - self.usable()?.value).abs())
     }
+}
+
+/// Whether the CPUs ran on different caches before each round where that could be told.
+fn looks(pairs: &[CorunPair]) -> impl Iterator<Item = bool> + '_ {
+    let all_looks = pairs.iter().flat_map(|pair| &pair.are_apart);
+    all_looks.filter_map(|are_apart| *are_apart)
 }
 
 /// Summarizes the measurable pairs; `None` without any.
@@ -154,6 +177,17 @@ impl CorunReport {
             seed,
             seconds: elapsed.as_secs_f64(),
             summary: summarize(&pairs),
+            summary_while_sharing: looks(&pairs)
+                .any(|are_apart| are_apart)
+                .then(|| {
+                    summarize(
+                        &pairs
+                            .iter()
+                            .map(CorunPair::while_sharing)
+                            .collect::<Vec<_>>(),
+                    )
+                })
+                .flatten(),
             not_measurable: pairs.iter().filter(|pair| pair.usable().is_none()).count(),
             by_cause: errors
                 .into_iter()
@@ -227,18 +261,6 @@ impl CorunReport {
             "{} pairs are not measurable here (interval wider than {MAX_MEASURED_WIDTH} points, or not reached)\n",
             self.not_measurable
         );
-        let looks = || {
-            self.pairs
-                .iter()
-                .flat_map(|pair| pair.are_apart.iter().flatten())
-        };
-        let apart_count = looks().filter(|are_apart| **are_apart).count();
-        if apart_count > 0 {
-            text += &format!(
-                "a hypervisor ran the CPUs on different caches before {apart_count} of {} rounds\n",
-                looks().count()
-            );
-        }
         text += &self.solo_text();
         for (cause, (error, count)) in &self.by_cause {
             text += &format!("{cause}: mean error {error:.1} points over {count} pairs\n");
@@ -248,6 +270,14 @@ impl CorunReport {
                 text += "no pair could be measured: too little time, or other work on this host\n"
             }
             Some(summary) => text += &summary.text(),
+        }
+        if let Some(summary) = &self.summary_while_sharing {
+            let apart_count = looks(&self.pairs).filter(|are_apart| *are_apart).count();
+            text += &format!(
+                "a hypervisor ran the CPUs on different caches before {apart_count} of {} rounds; by the others:\n{}",
+                looks(&self.pairs).count(),
+                summary.text()
+            );
         }
         text
     }
@@ -393,5 +423,32 @@ mod tests {
             "{text}"
         );
         assert!(report.picture().starts_with("<svg"));
+    }
+
+    /// Do rounds before which the CPUs shared a cache count by themselves where they did not before others?
+    #[test]
+    fn rounds_on_different_caches_are_told_apart() {
+        let time = |user_s| super::super::ProcessTime {
+            user_s,
+            system_s: 0.0,
+        };
+        let mut moved = pair(50.0, Some(interval(20.0, 4.0)));
+        for index in 0..12 {
+            let is_apart = index % 2 == 1;
+            moved
+                .rounds
+                .push([time(1.0), time(if is_apart { 1.0 } else { 1.5 })]);
+            moved.are_apart.push(Some(is_apart));
+        }
+        let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        let report = CorunReport::new(machine, Vec::new(), vec![moved], Duration::from_secs(1), 1);
+        let while_sharing = report.summary_while_sharing.unwrap();
+        assert!((while_sharing.mean_measured_percent - 50.0).abs() < 1e-9);
+        assert!((report.summary.unwrap().mean_measured_percent - 20.0).abs() < 1e-9);
+        let text = report.text();
+        assert!(
+            text.contains("on different caches before 6 of 12 rounds"),
+            "{text}"
+        );
     }
 }

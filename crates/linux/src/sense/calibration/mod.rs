@@ -6,8 +6,8 @@
 //! that it is shown, and caches do not treat streams as LRU does. Method: short loops on CPUs of one shared cache.
 //! Dependent loads at random lines (as in lmbench and tinymembench) give the latency of each size, a fit of three
 //! levels the size from which on misses begin, several walks at once the overlap, sums and fills the bandwidth (as in
-//! STREAM), and a walk beside a stream the share of its lines that the stream evicts; a walk before and after a pause
-//! says how long lines stay where other systems fill the shared cache, or the private one. For example, a guest that is
+//! STREAM), and a walk beside a stream the share of its lines that the stream evicts; what is left of some lines after
+//! a pause says how long lines stay where other systems fill the shared cache, or the private one. For example, a guest that is
 //! shown 300 MiB misses from 9 MiB on; beside a stream, a walk over 4 MiB loses a third of its lines, where under LRU
 //! it would lose three quarters. Properties: what else runs only adds to a time, on a guest for a tenth of a second or
 //! for some, of which the kernel reports nothing. So the loops take turns, a few ms each, in rounds that last for
@@ -1110,29 +1110,14 @@ const MIN_PROBATION_SHARE: f64 = 0.02;
 const LOST_SHARE: f64 = 0.5;
 
 /// Measures how long half of some lines stay in the largest private cache while this thread touches no memory; they move to
-/// the shared one.
+/// the shared one. `None` if they stay for longer than the longest pause.
 fn measure_private_half_time(
     sampler: &mut Sampler,
     part: &MeasuredPart<'_>,
     latencies: &Latencies,
 ) -> Option<Estimate> {
     let lost_ns = latencies.fit?.cache_ns;
-    measure_half_time(
-        sampler,
-        part.private_bytes() / 2,
-        latencies.loop_ns,
-        lost_ns,
-    )
-}
-
-/// Measures the time after which half of a working set costs `lost_ns` a line; `None` if it stays for longer than the
-/// longest pause.
-fn measure_half_time(
-    sampler: &mut Sampler,
-    walk_bytes: u64,
-    loop_ns: f64,
-    lost_ns: f64,
-) -> Option<Estimate> {
+    let walk_bytes = part.private_bytes() / 2;
     let lines = walk_bytes / 64;
     // Of the first steps after a pause, most find a line for the first time.
     let steps = lines / 4;
@@ -1146,7 +1131,7 @@ fn measure_half_time(
         }
         let start = Instant::now();
         sampler.buffer.walk::<1>(walk_bytes, steps, seed + 1000);
-        start.elapsed().as_nanos() as f64 / steps as f64 - loop_ns
+        start.elapsed().as_nanos() as f64 / steps as f64 - latencies.loop_ns
     };
     let mut resident_ns = Vec::new();
     let mut paused_ns = vec![Vec::new(); PAUSES_US.len()];

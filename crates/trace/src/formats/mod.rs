@@ -11,7 +11,7 @@ mod text;
 pub(crate) use compression::ZSTD_MAGIC;
 pub(crate) use text::lackey_reader;
 
-pub use open::{Format, open, open_input};
+pub use open::{Format, open, open_input, open_near};
 
 #[cfg(test)]
 mod tests;

@@ -447,6 +447,68 @@ fn entries_before_a_damaged_one_are_returned() {
     }
 }
 
+/// Does a file of any format that is opened near a record give its records from the stated one on, which is that very
+/// record if all have one size?
+#[test]
+fn a_file_opened_near_a_record_gives_its_records_from_there_on() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    for (format, mut bytes) in sample_files() {
+        let has_one_size = [
+            Format::U64,
+            Format::OracleGeneral,
+            Format::OracleGeneralUnit,
+        ];
+        let has_one_size = has_one_size.contains(&format);
+        if has_one_size {
+            bytes = many_requests();
+        }
+        std::fs::write(path, &bytes).unwrap();
+        let records = read_all(open(path, Some(format)).unwrap().as_mut()).unwrap();
+        for record in [0, 1, records.len() / 2, records.len() - 1, records.len()] {
+            let (first, mut reader) = open_near(path, Some(format), record as u64).unwrap();
+            let rest = read_all(reader.as_mut()).unwrap();
+            assert_eq!(rest, records[first as usize..], "{format:?} {record}");
+            let known = open(path, Some(format)).unwrap().totals().cloned();
+            if has_one_size {
+                assert_eq!(first, record as u64);
+                assert_eq!(known.unwrap().records, records.len() as u64);
+            }
+        }
+    }
+}
+
+/// Is the object of another size refused with its place wherever the reader began, and is a file that ends within a record
+/// one that must be read from its first record?
+#[test]
+fn damage_is_found_wherever_a_reader_begins() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    let mut bytes = many_requests();
+    let last = bytes.len() - 24;
+    bytes[last + 12] = 1;
+    std::fs::write(path, &bytes).unwrap();
+    let refusal = |record: u64| {
+        let (_, mut reader) = open_near(path, Some(Format::OracleGeneral), record).unwrap();
+        read_all(reader.as_mut()).unwrap_err().to_string()
+    };
+    assert!(refusal(0).contains(&format!("byte {last}: found an object of 513 bytes")));
+    assert_eq!(refusal(30_000), refusal(0));
+
+    std::fs::write(path, &bytes[..last + 5]).unwrap();
+    let (first, mut reader) = open_near(path, Some(Format::U64), 100).unwrap();
+    assert!(first == 0 && reader.totals().is_none());
+    let refusal = read_all(reader.as_mut()).unwrap_err().to_string();
+    assert!(refusal.contains(&format!("byte {last}: found 5 bytes before the end")));
+}
+
+/// Requests of some batches, for objects of one size.
+fn many_requests() -> Vec<u8> {
+    let request = |number: u64| [number, 512 << 32 | number % 9, number];
+    let words = (0..50_000).flat_map(request);
+    words.flat_map(u64::to_le_bytes).collect()
+}
+
 /// Does a conversion keep records, header and totals?
 #[test]
 fn a_conversion_keeps_records_header_and_totals() {

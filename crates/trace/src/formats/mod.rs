@@ -3,6 +3,7 @@
 mod binary;
 mod compression;
 mod csv;
+mod frames;
 mod import;
 mod lines;
 mod open;

@@ -4,6 +4,7 @@ use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::str::FromStr;
 
 use super::compression::{is_compressed, uncompressed_name, unpack};
+use super::frames::ZstdFrames;
 use super::{binary, text};
 use crate::cmt::FILE_MAGIC;
 use crate::{CmtReader, FilePosition, TraceError, TraceReader};
@@ -202,35 +203,49 @@ pub fn open_near(
 ) -> Result<(u64, Box<dyn TraceReader>), TraceError> {
     let mut file =
         cachemate_files::open_plain(path.as_ref()).map_err(TraceError::io_error(path, "open"))?;
-    let start = read_start(&mut file, path)?;
+    let mut start = read_start(&mut file, path)?;
     if start.starts_with(&FILE_MAGIC) && format.is_none_or(|format| format == Format::Cmt) {
         let mut reader = CmtReader::open(path)?;
         return Ok((reader.seek_near(record)?, Box::new(reader)));
     }
 
+    let read_error = || TraceError::io_error(path, "read");
+    let mut frames = None;
     if is_compressed(&start) {
-        file.rewind()
-            .map_err(TraceError::io_error(path, "seek in"))?;
-        return Ok((0, open_input(Box::new(file), path, format)?));
+        let Some(divided) = ZstdFrames::find(&file) else {
+            file.rewind().map_err(read_error())?;
+            return Ok((0, open_input(Box::new(file), path, format)?));
+        };
+        start = read_start(&mut divided.read_from(0).map_err(read_error())?, path)?;
+        frames = Some(divided);
     }
     let format = choose_format(&start, path, format)?;
-    let metadata = file
-        .metadata()
-        .map_err(TraceError::io_error(path, "read"))?;
-    // The error of a file that ends within a record is that of a reader that comes there.
-    let is_complete = |bytes: &u64| metadata.len() > 0 && metadata.len().is_multiple_of(*bytes);
+    let content_bytes = match &frames {
+        Some(frames) => frames.content_bytes(),
+        None => file.metadata().map_err(read_error())?.len(),
+    };
+    // A file that ends within a record is read in order, up to the error.
+    let is_complete = |bytes: &u64| content_bytes > 0 && content_bytes.is_multiple_of(*bytes);
     let record_bytes = format.record_bytes().filter(is_complete);
-    let file_records = record_bytes.map(|bytes| metadata.len() / bytes);
+    let file_records = record_bytes.map(|bytes| content_bytes / bytes);
     let first_record = record.min(file_records.unwrap_or(0));
     let offset = first_record * record_bytes.unwrap_or(0);
-    file.seek(SeekFrom::Start(offset))
-        .map_err(TraceError::io_error(path, "seek in"))?;
     let part = FilePart {
         file: path.to_string(),
         offset,
         file_records,
     };
-    Ok((first_record, build_reader(format, &start, file, part)?))
+    let reader = match frames {
+        Some(frames) => {
+            let input = frames.read_from(offset).map_err(read_error())?;
+            build_reader(format, &start, input, part)?
+        }
+        None => {
+            file.seek(SeekFrom::Start(offset)).map_err(read_error())?;
+            build_reader(format, &start, file, part)?
+        }
+    };
+    Ok((first_record, reader))
 }
 
 /// Does the same as [`open`], for a stream; `file` is its name in errors.

@@ -478,6 +478,47 @@ fn a_file_opened_near_a_record_gives_its_records_from_there_on() {
     }
 }
 
+/// Is a zstd file of many frames, of which some have no content, read from any record as the plain file, and is one refused
+/// of which a frame states another length than it has?
+#[test]
+fn a_file_of_many_frames_is_read_from_any_record() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    let bytes = many_requests();
+    let expected = read(&bytes, "in", Some(Format::U64)).unwrap().0;
+    let frame = |part: &[u8]| zstd::bulk::compress(part, 1).unwrap();
+    let skippable = [0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 7, 7, 7];
+    let mut packed: Vec<u8> = bytes.chunks(70_001).flat_map(frame).collect();
+    packed.extend(skippable.into_iter().chain(frame(&[])));
+    for record in [
+        0,
+        1,
+        8_750,
+        8_751,
+        100_000,
+        expected.len() - 1,
+        expected.len(),
+    ] {
+        std::fs::write(path, &packed).unwrap();
+        let (first, mut reader) = open_near(path, Some(Format::U64), record as u64).unwrap();
+        assert_eq!(first, record as u64);
+        assert!(
+            read_all(reader.as_mut()).unwrap() == expected[record..],
+            "{record}"
+        );
+    }
+
+    // The first frame states 70,001 bytes in the four that follow its descriptor.
+    let stated = 70_001u32.to_le_bytes();
+    assert_eq!(packed[5..9], stated);
+    packed[5] -= 8;
+    std::fs::write(path, &packed).unwrap();
+    let refusal = open_near(path, Some(Format::U64), 0)
+        .and_then(|(_, mut reader)| read_all(reader.as_mut()))
+        .unwrap_err();
+    assert!(refusal.to_string().contains("cannot read"), "{refusal}");
+}
+
 /// Is the object of another size refused with its place wherever the reader began, and is a file that ends within a record
 /// one that must be read from its first record?
 #[test]

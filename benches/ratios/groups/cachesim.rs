@@ -49,13 +49,19 @@ fn simulate(simd: Simd, lines: &[u64]) -> u64 {
     cache.push(lines)
 }
 
-fn simulate_on(threads: usize, lines: &[u64]) -> u64 {
+/// Simulates a cache of each of these numbers of sets.
+fn simulate_on(threads: usize, set_counts: &[usize], lines: &[u64]) -> u64 {
+    let to_shape = |&sets: &usize| CacheGeometry {
+        sets: sets as u32,
+        ..SHAPE
+    };
+    let shapes: Vec<CacheGeometry> = set_counts.iter().map(to_shape).collect();
     let mut caches =
-        CacheSimGroup::new(&[SHAPE], Replacement::Lru, threads).expect("the shape is valid");
+        CacheSimGroup::new(&shapes, Replacement::Lru, threads).expect("the shapes are valid");
     for portion in lines.chunks(PORTION_LINES) {
         caches.push_while(portion, || ());
     }
-    caches.misses()[0]
+    caches.misses().iter().sum()
 }
 
 /// # Panics
@@ -88,19 +94,27 @@ fn run(options: &Options) -> Vec<ResultRow> {
             true,
             contenders,
         ));
-        let contenders = vec![
-            Contender::new("1 thread", || simulate_on(1, lines)),
-            Contender::new("2 threads", || simulate_on(2, lines)).compare_with(0, Some(1.8)),
-        ];
-        rows.extend(compare(
-            "cachesim",
-            kind.name(),
-            lines.len(),
-            options.rounds,
-            BenchClock::Wall,
-            true,
-            contenders,
-        ));
+        let four = &[SETS / 4, SETS / 2, SETS, 2 * SETS];
+        for (name, set_counts) in [("one size", &[SETS][..]), ("four sizes", four)] {
+            let contenders = vec![
+                Contender::new(format!("{name}, 1 thread"), || {
+                    simulate_on(1, set_counts, lines)
+                }),
+                Contender::new(format!("{name}, 2 threads"), || {
+                    simulate_on(2, set_counts, lines)
+                })
+                .compare_with(0, Some(1.8)),
+            ];
+            rows.extend(compare(
+                "cachesim",
+                kind.name(),
+                lines.len(),
+                options.rounds,
+                BenchClock::Wall,
+                true,
+                contenders,
+            ));
+        }
     }
     rows
 }
@@ -116,7 +130,7 @@ mod tests {
         for (kind, misses) in KINDS.into_iter().zip([140_456, 400_000, 382_324]) {
             let lines = kind.generate_lines(400_000);
             assert_eq!(move_to_front(&lines), misses, "{}", kind.name());
-            assert_eq!(simulate_on(2, &lines), misses, "{}", kind.name());
+            assert_eq!(simulate_on(2, &[SETS], &lines), misses, "{}", kind.name());
             for simd in Simd::available() {
                 assert_eq!(
                     simulate(simd, &lines),

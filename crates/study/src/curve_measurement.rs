@@ -27,6 +27,8 @@ const MIN_RECORDS_FOR_THREADS: u64 = 4_000_000;
 /// divided into equal ranges all the same, because the number of its lines is known only at the end, and a thread without a
 /// range would wait.
 const RECORDS_PER_LINE: u64 = 16;
+/// Maximum number of ranges of a thread, because a file that is mostly holes may have any number of records.
+const MAX_ROUNDS: u64 = 1 << 16;
 /// Number of accesses of which the parts are told apart together.
 const PORTION_ACCESSES: usize = 1 << 16;
 /// Number of lines up to which a curve without a list of all distances knows everything, 256 MiB in lines of 64 bytes.
@@ -420,7 +422,7 @@ impl RecordRanges<'_> {
         let threads = self.threads.max(1) as u64;
         let rounds = record_count
             .div_ceil(threads.saturating_mul(self.max_records))
-            .max(1);
+            .clamp(1, MAX_ROUNDS);
         let range_count = rounds * threads;
         let range_records = record_count.div_ceil(range_count).max(1);
         let covered: Vec<AtomicU64> = (0..range_count).map(|_| AtomicU64::new(0)).collect();

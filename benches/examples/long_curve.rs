@@ -5,9 +5,9 @@
 //! `cargo run --release -p cachemate-bench --example long_curve -- ACCESSES CAP_LINES THREADS`
 
 use std::error::Error;
-use std::path::Path;
 use std::time::Instant;
 
+use cachemate_bench::resident;
 use cachemate_core::SplitMix64;
 use cachemate_locality::stack::{
     MeasuredRange, Segment, SegmentDistances, StackError, StackLimits, measure_ranges,
@@ -60,12 +60,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let ratios = histogram.miss_ratio_curve(&[1 << 10, 1 << 15, cap_lines]);
     println!(
         "{} accesses on {threads} threads in {seconds:.1} s ({:.1} M/s; {} s of CPU time), {} of them beyond the cap, \
-         peak {}; miss ratios {ratios:.4?}; digest {:016x}",
+         peak {} MB; miss ratios {ratios:.4?}; digest {:016x}",
         histogram.accesses(),
         accesses as f64 / seconds / 1e6,
         cpu.tv_sec,
         distances.beyond_count,
-        peak_memory()?.trim(),
+        resident::peak_bytes().ok_or("the kernel counts no VmHWM")? / 1_000_000,
         digest(&distances)
     );
     Ok(())
@@ -92,11 +92,4 @@ fn digest(distances: &SegmentDistances) -> u64 {
         hasher.update(&count.to_le_bytes());
     }
     hasher.digest()
-}
-
-/// The process's peak of resident memory, as the kernel prints it.
-fn peak_memory() -> Result<String, Box<dyn Error>> {
-    let status = cachemate_files::read_text_limited(Path::new("/proc/self/status"), 1 << 16)?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    Ok(line.ok_or("no VmHWM in /proc/self/status")?.to_string())
 }

@@ -5,6 +5,7 @@
 //! Work on one thread is timed by that thread's CPU time, and work on several by the wall clock.
 
 use crate::memory::peak_bytes;
+use cachemate_bench::resident;
 use cachemate_core::median;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
@@ -100,6 +101,8 @@ pub struct ResultRow {
     /// Peak memory beyond that of the input.
     pub peak_bytes: u64,
     pub peak_bytes_bar: Option<u64>,
+    /// Peak of the process's resident memory (VmHWM), input included; `None` if the kernel does not count it.
+    pub resident_bytes: Option<u64>,
     /// Are all targets met? `None` if there are none.
     pub met: Option<bool>,
 }
@@ -120,13 +123,17 @@ pub fn compare(
     let count = contenders.len();
     let mut seconds = vec![Vec::with_capacity(rounds); count];
     let mut peaks = vec![0; count];
+    let mut resident_peaks: Vec<Option<u64>> = vec![None; count];
     let mut results = vec![None; count];
     for round in 0..rounds {
         for turn in 0..count {
             let at = (turn + round) % count;
+            let counts_resident = resident::reset_peak();
             let start = clock.now_s();
             let (digest, peak) = peak_bytes(&mut contenders[at].work);
             seconds[at].push(clock.now_s() - start);
+            let resident = resident::peak_bytes().filter(|_| counts_resident);
+            resident_peaks[at] = resident_peaks[at].max(resident);
             let result = digest();
             peaks[at] = peak.max(peaks[at]);
             let earlier = results[at].replace(result);
@@ -182,6 +189,7 @@ pub fn compare(
             speed_ratio_range: ratios.map(|ratios| (ratios[0], ratios[ratios.len() - 1])),
             peak_bytes: peaks[at],
             peak_bytes_bar: contender.max_bytes,
+            resident_bytes: resident_peaks[at],
             met: bars.iter().flatten().copied().reduce(|a, b| a && b),
         }
     };
@@ -191,8 +199,16 @@ pub fn compare(
 /// Prints the rows as a table.
 pub fn print_table(rows: &[ResultRow]) {
     println!(
-        "{:<8} {:<14} {:<26} {:>8}  {:>7} {:>15}  {:<26} {:>9}",
-        "group", "input", "contender", "M/s", "ratio", "(least-most)", "against", "peak MB"
+        "{:<8} {:<14} {:<26} {:>8}  {:>7} {:>15}  {:<26} {:>9} {:>9}",
+        "group",
+        "input",
+        "contender",
+        "M/s",
+        "ratio",
+        "(least-most)",
+        "against",
+        "peak MB",
+        "VmHWM MB"
     );
     for row in rows {
         let ratio = row
@@ -201,6 +217,9 @@ pub fn print_table(rows: &[ResultRow]) {
         let range = row
             .speed_ratio_range
             .map_or(String::new(), |(low, high)| format!("({low:.2}-{high:.2})"));
+        let resident = row
+            .resident_bytes
+            .map_or(String::new(), |bytes| format!("{:.1}", bytes as f64 / 1e6));
         let verdict = match (row.met, row.speed_ratio_bar, row.peak_bytes_bar) {
             (None, ..) => String::new(),
             (Some(met), ratio, bytes) => {
@@ -220,7 +239,7 @@ pub fn print_table(rows: &[ResultRow]) {
             }
         };
         println!(
-            "{:<8} {:<14} {:<26} {:>8.1}  {:>7} {:>15}  {:<26} {:>9.1}{}",
+            "{:<8} {:<14} {:<26} {:>8.1}  {:>7} {:>15}  {:<26} {:>9.1} {:>9}{}",
             row.group,
             row.input,
             row.contender,
@@ -229,6 +248,7 @@ pub fn print_table(rows: &[ResultRow]) {
             range,
             row.against.as_deref().unwrap_or(""),
             row.peak_bytes as f64 / 1e6,
+            resident,
             verdict
         );
     }

@@ -1,3 +1,4 @@
 //! Load programs for benches and tests. The program of this crate, `cachemate-bench`, is not shipped.
 
 pub mod loads;
+pub mod resident;

@@ -122,7 +122,7 @@ impl Trace {
             return Ok(addresses.bind(py).clone());
         }
         let (mut addresses, mut batch) = (
-            Vec::with_capacity(self.accesses.unwrap_or(0) as usize),
+            Vec::with_capacity(self.accesses.unwrap_or(0).min(1 << 27) as usize),
             Vec::new(),
         );
         let mut reading = self.read()?;

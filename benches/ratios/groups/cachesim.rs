@@ -1,14 +1,15 @@
-//! Compares the simulator of a 2 MiB 16-way LRU cache, with every instruction set, to a plain move-to-front loop.
+//! Compares the simulator of a 2 MiB 16-way LRU cache, with every instruction set, to a plain move-to-front loop; and
+//! the same cache on two threads with one thread, by the wall clock, which needs two free cores to be meaningful.
 
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use crate::traces::FULL_LEN;
-use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
+use cachemate_locality::cachesim::{CacheGeometry, CacheSim, CacheSimGroup, Replacement};
 use cachemate_locality::simd::Simd;
 
 pub const GROUP: BenchGroup = BenchGroup {
     name: "cachesim",
-    about: "2 MiB 16-way LRU against a plain move-to-front loop over the ways, one core",
+    about: "2 MiB 16-way LRU against a plain move-to-front loop over the ways; two threads against one",
     run,
 };
 
@@ -35,14 +36,32 @@ pub fn move_to_front(lines: &[u64]) -> u64 {
     misses
 }
 
+const SHAPE: CacheGeometry = CacheGeometry {
+    sets: SETS as u32,
+    ways: WAYS as u32,
+    slices: 1,
+};
+/// Number of lines in a portion, as `cachemate mrc --ways` reads it.
+const PORTION_LINES: usize = 1 << 20;
+
 fn simulate(simd: Simd, lines: &[u64]) -> u64 {
-    let shape = CacheGeometry {
-        sets: SETS as u32,
-        ways: WAYS as u32,
-        slices: 1,
-    };
-    let mut cache = CacheSim::with_simd(shape, Replacement::Lru, simd).expect("the shape is valid");
+    let mut cache = CacheSim::with_simd(SHAPE, Replacement::Lru, simd).expect("the shape is valid");
     cache.push(lines)
+}
+
+/// Simulates a cache of each of these numbers of sets.
+fn simulate_on(threads: usize, set_counts: &[usize], lines: &[u64]) -> u64 {
+    let to_shape = |&sets: &usize| CacheGeometry {
+        sets: sets as u32,
+        ..SHAPE
+    };
+    let shapes: Vec<CacheGeometry> = set_counts.iter().map(to_shape).collect();
+    let mut caches =
+        CacheSimGroup::new(&shapes, Replacement::Lru, threads).expect("the shapes are valid");
+    for portion in lines.chunks(PORTION_LINES) {
+        caches.push_while(portion, || ());
+    }
+    caches.misses().iter().sum()
 }
 
 /// # Panics
@@ -75,6 +94,27 @@ fn run(options: &Options) -> Vec<ResultRow> {
             true,
             contenders,
         ));
+        let four = &[SETS / 4, SETS / 2, SETS, 2 * SETS];
+        for (name, set_counts) in [("one size", &[SETS][..]), ("four sizes", four)] {
+            let contenders = vec![
+                Contender::new(format!("{name}, 1 thread"), || {
+                    simulate_on(1, set_counts, lines)
+                }),
+                Contender::new(format!("{name}, 2 threads"), || {
+                    simulate_on(2, set_counts, lines)
+                })
+                .compare_with(0, Some(1.8)),
+            ];
+            rows.extend(compare(
+                "cachesim",
+                kind.name(),
+                lines.len(),
+                options.rounds,
+                BenchClock::Wall,
+                true,
+                contenders,
+            ));
+        }
     }
     rows
 }
@@ -90,6 +130,7 @@ mod tests {
         for (kind, misses) in KINDS.into_iter().zip([140_456, 400_000, 382_324]) {
             let lines = kind.generate_lines(400_000);
             assert_eq!(move_to_front(&lines), misses, "{}", kind.name());
+            assert_eq!(simulate_on(2, &[SETS], &lines), misses, "{}", kind.name());
             for simd in Simd::available() {
                 assert_eq!(
                     simulate(simd, &lines),

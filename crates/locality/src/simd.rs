@@ -110,6 +110,14 @@ pub(crate) trait Lanes {
         retained: &mut [u64],
         retained_count: usize,
     ) -> usize;
+    /// Writes `line >> shift` to the begin of `quotients` for each line whose lowest `shift` bits are `residue`, and
+    /// returns their number. `quotients` must have room for all lines.
+    unsafe fn list_quotients(
+        lines: &[u64],
+        shift: u32,
+        residue: u64,
+        quotients: &mut [u64],
+    ) -> usize;
 }
 
 /// Calls `$body::<L>($args)`, where `L` is the implementation of `Lanes` that `$simd` selects.
@@ -186,6 +194,25 @@ static KEEP_ABOVE: [u32; 32] = {
         index += 1;
     }
     above_masks
+};
+
+/// For each set of four lanes of 64 bits, the halves of its lanes in order, followed by any others.
+static PACKING_ORDERS: [[u32; 8]; 16] = {
+    let mut orders = [[0; 8]; 16];
+    let mut lanes = 0;
+    while lanes < 16 {
+        let (mut lane, mut count) = (0, 0);
+        while lane < 4 {
+            if lanes >> lane & 1 == 1 {
+                orders[lanes][count] = 2 * lane;
+                orders[lanes][count + 1] = 2 * lane + 1;
+                count += 2;
+            }
+            lane += 1;
+        }
+        lanes += 1;
+    }
+    orders
 };
 
 /// Moves `tag` to lane 0. Returns a mask with the bit of the lane that contained the tag, or 0 if none did. There is no
@@ -274,6 +301,20 @@ impl Lanes for Portable {
         }
         retained_count
     }
+    #[inline(always)]
+    unsafe fn list_quotients(
+        lines: &[u64],
+        shift: u32,
+        residue: u64,
+        quotients: &mut [u64],
+    ) -> usize {
+        let mut count = 0;
+        for &line in lines {
+            quotients[count] = line >> shift;
+            count += usize::from(line & ((1 << shift) - 1) == residue);
+        }
+        count
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -281,7 +322,7 @@ pub(crate) use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{KEEP_ABOVE, Lanes, ONES_U16, ONES_U32, Portable, U16x32, U32x16};
+    use super::{KEEP_ABOVE, Lanes, ONES_U16, ONES_U32, PACKING_ORDERS, Portable, U16x32, U32x16};
     use std::arch::x86_64::*;
 
     pub(crate) struct Avx512;
@@ -413,6 +454,16 @@ mod x86 {
                     retained_count,
                 )
             }
+        }
+        #[inline(always)]
+        unsafe fn list_quotients(
+            lines: &[u64],
+            shift: u32,
+            residue: u64,
+            quotients: &mut [u64],
+        ) -> usize {
+            // SAFETY: a processor with AVX-512 has AVX2.
+            unsafe { Avx2::list_quotients(lines, shift, residue, quotients) }
         }
     }
 
@@ -578,6 +629,36 @@ mod x86 {
             // SAFETY: portable code needs only the instructions of the compilation target.
             unsafe { Portable::filter(lines, salt, threshold, retained, retained_count) }
         }
+        #[inline(always)]
+        unsafe fn list_quotients(
+            lines: &[u64],
+            shift: u32,
+            residue: u64,
+            quotients: &mut [u64],
+        ) -> usize {
+            assert!(quotients.len() >= lines.len());
+            // SAFETY: the processor has the instructions (the caller's promise). Each chunk has four lines, and at most
+            // as many quotients precede those of a chunk as there are lines before it.
+            unsafe {
+                let low_bits = _mm256_set1_epi64x((1 << shift) - 1);
+                let residues = _mm256_set1_epi64x(residue as i64);
+                let shift_count = _mm_cvtsi32_si128(shift as i32);
+                let mut count = 0;
+                let mut chunks = lines.chunks_exact(4);
+                for chunk in &mut chunks {
+                    let line = _mm256_loadu_si256(chunk.as_ptr().cast());
+                    let is_own = _mm256_cmpeq_epi64(_mm256_and_si256(line, low_bits), residues);
+                    let own_lanes = _mm256_movemask_pd(_mm256_castsi256_pd(is_own)) as usize;
+                    let order = _mm256_loadu_si256(PACKING_ORDERS[own_lanes & 15].as_ptr().cast());
+                    let packed =
+                        _mm256_permutevar8x32_epi32(_mm256_srl_epi64(line, shift_count), order);
+                    _mm256_storeu_si256(quotients.as_mut_ptr().add(count).cast(), packed);
+                    count += own_lanes.count_ones() as usize;
+                }
+                let rest = chunks.remainder();
+                count + Portable::list_quotients(rest, shift, residue, &mut quotients[count..])
+            }
+        }
     }
 }
 
@@ -621,6 +702,39 @@ mod tests {
                 assert_eq!(hits, std::array::from_fn(is_hit), "{}", simd.name());
             }
         }
+    }
+
+    /// Does every instruction set list the quotients of the same lines, whatever their number?
+    #[test]
+    fn every_instruction_set_lists_the_same_quotients() {
+        let mut random = SplitMix64::new(6);
+        for len in 0..40 {
+            let lines: Vec<u64> = (0..len).map(|_| random.next_u64()).collect();
+            let lines = &lines[..];
+            for shift in 1..4 {
+                let residue = random.draw_below(1 << shift);
+                let is_own = |line: &&u64| **line % (1 << shift) == residue;
+                let own_lines = lines.iter().filter(is_own);
+                let expected: Vec<u64> = own_lines.map(|line| line >> shift).collect();
+                for simd in Simd::available() {
+                    let mut quotients = vec![0; lines.len()];
+                    let list = &mut quotients[..];
+                    let count = dispatch!(simd, list_of(lines: &[u64], shift: u32, residue: u64, list: &mut [u64]) -> usize);
+                    assert_eq!(quotients[..count], expected, "{}", simd.name());
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn list_of<L: Lanes>(
+        lines: &[u64],
+        shift: u32,
+        residue: u64,
+        list: &mut [u64],
+    ) -> usize {
+        // SAFETY: the caller guarantees that the processor has `L`.
+        unsafe { L::list_quotients(lines, shift, residue, list) }
     }
 
     #[inline(always)]

@@ -22,8 +22,13 @@ use crate::bursts::{BurstDistances, MeasuredDistances};
 
 /// Minimum number of records for several threads; shorter traces end before these pay off.
 const MIN_RECORDS_FOR_THREADS: u64 = 4_000_000;
-/// Maximum number of records in a range, so that a thread that is late delays the others little.
-const MAX_RANGE_RECORDS: u64 = 1 << 26;
+/// Maximum number of records in a range, for each line that a curve tells apart: merging, which costs an access or two for
+/// each line, then takes a small part of the time, and a thread that is late delays the others little. A shorter trace is
+/// divided into equal ranges all the same, because the number of its lines is known only at the end, and a thread without a
+/// range would wait.
+const RECORDS_PER_LINE: u64 = 16;
+/// Maximum number of ranges of a thread, because a file that is mostly holes may have any number of records.
+const MAX_ROUNDS: u64 = 1 << 16;
 /// Number of accesses of which the parts are told apart together.
 const PORTION_ACCESSES: usize = 1 << 16;
 /// Number of lines up to which a curve without a list of all distances knows everything, 256 MiB in lines of 64 bytes.
@@ -235,7 +240,9 @@ impl CurveRequest {
         open_at: TraceOpener<'a>,
         on_records: &'a (dyn Fn(u64) -> bool + Sync),
     ) -> RecordRanges<'a> {
+        let cap_lines = self.limits.cap_lines.map_or(0, |cap| cap as u64);
         RecordRanges {
+            max_records: RECORDS_PER_LINE.saturating_mul(cap_lines.max(MIN_CAP_LINES)),
             threads: self.thread_count(Some(records.end - records.start)),
             records,
             open_at,
@@ -397,6 +404,7 @@ impl TraceAccess for u64 {
 /// The ranges into which records of a trace are divided.
 struct RecordRanges<'a> {
     records: Range<u64>,
+    max_records: u64,
     threads: usize,
     open_at: TraceOpener<'a>,
     on_records: &'a (dyn Fn(u64) -> bool + Sync),
@@ -412,7 +420,9 @@ impl RecordRanges<'_> {
         // Whole rounds of equal ranges, so that the threads end together.
         let record_count = self.records.end - self.records.start;
         let threads = self.threads.max(1) as u64;
-        let rounds = record_count.div_ceil(threads * MAX_RANGE_RECORDS).max(1);
+        let rounds = record_count
+            .div_ceil(threads.saturating_mul(self.max_records))
+            .clamp(1, MAX_ROUNDS);
         let range_count = rounds * threads;
         let range_records = record_count.div_ceil(range_count).max(1);
         let covered: Vec<AtomicU64> = (0..range_count).map(|_| AtomicU64::new(0)).collect();

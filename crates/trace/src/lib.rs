@@ -41,7 +41,7 @@ pub use children::end_with_parent;
 pub use cmt::{BLOCK_RECORDS, CMT_VERSION, CmtReader, CmtWriter};
 pub use convert::{ConversionSummary, convert};
 pub use error::{FilePosition, TraceError};
-pub use formats::{Format, open, open_input};
+pub use formats::{Format, open, open_input, open_near};
 pub use names::unknown_name_error;
 pub use output::create_output;
 pub use profile_file::{
@@ -78,6 +78,6 @@ pub trait TraceReader: Send {
         Ok(has_more)
     }
 
-    /// The totals, once they are known: after the end, or immediately for a complete, seekable `.cmt` file.
+    /// The totals, once they are known: after the end, or immediately for a file that [`open_near`] opens anywhere.
     fn totals(&self) -> Option<&TraceTotals>;
 }

@@ -1,14 +1,13 @@
 //! Reads traces for all commands; formats, standard input, progress, Ctrl-C and damage are handled only here.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cachemate_study::{CurveRequest, MeasuredCurves, refuse_late_bursts, to_lines};
 use cachemate_trace::{
-    AccessRecord, CmtReader, Format, TraceError, TraceHeader, TraceReader, TraceTotals,
-    bundled_recording,
+    AccessRecord, Format, TraceError, TraceHeader, TraceReader, TraceTotals, bundled_recording,
+    open_near,
 };
 use clap::Args;
 use indicatif::ProgressBar;
@@ -35,8 +34,7 @@ pub struct TraceArgs {
 /// An open trace. It ends early after an interruption and, with `--salvage`, at damage.
 pub struct TraceInput {
     reader: Box<dyn TraceReader>,
-    /// The path of a complete recording, which can be read from any record.
-    seekable_path: Option<PathBuf>,
+    seekable: Option<SeekableTrace>,
     salvage: bool,
     stop: Arc<AtomicBool>,
     bar: ProgressBar,
@@ -45,6 +43,20 @@ pub struct TraceInput {
     totals: Option<TraceTotals>,
     damage: Option<TraceError>,
     is_stopped: bool,
+}
+
+/// A complete recording, or another file that can be read from any record.
+#[derive(Clone)]
+pub struct SeekableTrace {
+    pub path: PathBuf,
+    format: Option<Format>,
+}
+
+impl SeekableTrace {
+    /// Opens it at or before a record, and returns the number of the first record that will be read.
+    pub fn open_at(&self, record: u64) -> Result<(u64, Box<dyn TraceReader>), TraceError> {
+        open_near(&self.path.to_string_lossy(), self.format, record)
+    }
 }
 
 impl TraceInput {
@@ -83,24 +95,14 @@ impl TraceInput {
             true => InterruptedError("nothing was read".to_string()).into(),
             false => anyhow::Error::from(error),
         })?;
-        let count_raw_records = || {
-            fs::metadata(path)
-                .ok()
-                .filter(|metadata| metadata.is_file())
-                .map(|metadata| metadata.len() / 8)
+        let total_records = reader.totals().map(|totals| totals.records);
+        let seekable = SeekableTrace {
+            path: PathBuf::from(path),
+            format,
         };
-        let known_records = reader.totals().map(|totals| totals.records);
-        let total_records = known_records.or_else(|| {
-            if reader.header().source == "u64" {
-                count_raw_records()
-            } else {
-                None
-            }
-        });
-        let is_seekable = is_file && known_records.is_some();
         Ok(TraceInput {
             reader,
-            seekable_path: is_seekable.then(|| PathBuf::from(path)),
+            seekable: (is_file && total_records.is_some()).then_some(seekable),
             salvage: args.salvage,
             stop,
             bar: session.progress_bar(subject, total_records),
@@ -175,14 +177,14 @@ impl TraceInput {
         Ok(!lines.is_empty())
     }
 
-    /// Measures the rest of the trace; a complete recording is read in ranges, on all threads of the request.
+    /// Measures the rest of the trace; a seekable one is read in ranges, on all threads of the request.
     pub fn measure(&mut self, request: &CurveRequest) -> anyhow::Result<MeasuredCurves> {
-        if let Some(path) = self.seekable_path.clone()
+        if let Some(seekable) = self.seekable.clone()
             && self.burst_starts().is_empty()
             && !self.salvage
         {
             let records = self.expected_records();
-            let open = |record: u64| open_at(&path, record);
+            let open = |record: u64| seekable.open_at(record);
             let (curves, covered) = request.measure_ranges(records, &open, &self.observer())?;
             self.record_count = covered;
             self.is_stopped = covered < records;
@@ -207,9 +209,9 @@ impl TraceInput {
         Ok(measurement.finish()?)
     }
 
-    /// A complete recording, which [`open_at`] opens at any record; `None` for one that can only be read in order.
-    pub fn seekable_path(&self) -> Option<&Path> {
-        self.seekable_path.as_deref()
+    /// `None` for a trace that can only be read in order.
+    pub fn seekable(&self) -> Option<&SeekableTrace> {
+        self.seekable.as_ref()
     }
 
     /// Threads call it after each batch of records: it shows the progress, and its result is false once they must stop.
@@ -256,13 +258,6 @@ impl TraceInput {
         ))
         .into())
     }
-}
-
-/// Opens a recording near a record, and returns the number of the first record that will be read.
-pub fn open_at(path: &Path, record: u64) -> Result<(u64, Box<dyn TraceReader>), TraceError> {
-    let mut reader = CmtReader::open(path)?;
-    let first_record = reader.seek_near(record)?;
-    Ok((first_record, Box::new(reader)))
 }
 
 /// `name` is a path, or the name of a bundled recording.

@@ -20,12 +20,13 @@ fn write_recording(dir: &Path) {
         };
         bytes.extend_from_slice(&(line * 64).to_le_bytes());
     }
-    std::fs::write(dir.join("t.u64"), bytes).unwrap();
+    std::fs::write(dir.join("t.u64"), &bytes).unwrap();
+    std::fs::write(dir.join("cut.u64"), &bytes[..bytes.len() - 3]).unwrap();
     run(dir, &["record", "--from", "t.u64", "-o", "t.cmt"]).ok();
 }
 
-/// Do ranges of a recording and segments of a stream on several threads give the digits of one thread, with a list of
-/// all distances and without, sampled, by thread and with ways?
+/// Do ranges of a recording and of a raw file, and segments of a stream, on several threads give the digits of one thread,
+/// with a list of all distances and without, sampled, by thread and with ways?
 #[test]
 fn curves_on_several_threads_have_the_digits_of_one() {
     let dir = tempfile::tempdir().unwrap();
@@ -38,23 +39,30 @@ fn curves_on_several_threads_have_the_digits_of_one() {
         &["--histogram", "distances", "--force"],
         &ways,
     ] {
-        let curve = |file: &str, threads: &str| {
-            let args = [&["mrc", file, "--json", "--threads", threads], options].concat();
+        let curve = |file: &str, how: &[&str]| {
+            let args = [&["mrc", file, "--json"], options, how].concat();
             let mut curve = run(root, &args).json();
             curve["file"].take();
             (curve, std::fs::read(root.join("distances")).ok())
         };
+        let expected = curve("t.cmt", &["--threads", "1"]);
         for file in ["t.cmt", "t.u64"] {
-            let expected = curve(file, "1");
-            for threads in ["2", "5"] {
-                let found = curve(file, threads);
-                assert!(
-                    found == expected,
-                    "{options:?} {file} {threads}: {}",
-                    found.0
-                );
+            for threads in ["1", "2", "5"] {
+                // A file that may be damaged is read in order.
+                for salvage in [&[][..], &["--salvage"]] {
+                    let found = curve(file, &[&["--threads", threads], salvage].concat());
+                    assert!(
+                        found == expected,
+                        "{options:?} {file} {threads} {salvage:?}: {}",
+                        found.0
+                    );
+                }
             }
         }
+    }
+    for threads in ["1", "2", "5"] {
+        let words = "byte 17599992: found 5 bytes before the end, expected entries of 8 bytes";
+        run(root, &["mrc", "cut.u64", "--threads", threads]).exits_with(1, &[words]);
     }
 }
 
@@ -81,6 +89,10 @@ fn shards_of_a_curve_print_the_same_as_one_process() {
     assert_eq!(curve(&["--store", "all"]), expected);
     // Without the second shard, its part is measured now.
     assert_eq!(curve(&["--store", "a"]), expected);
+
+    let mut raw = run(root, &["mrc", "t.u64", "--json", "--store", "raw"]).json();
+    raw["file"] = expected["file"].clone();
+    assert_eq!(raw, expected);
 }
 
 /// Are inputs and sizes refused that shards cannot divide or store?
@@ -89,13 +101,14 @@ fn shards_refuse_what_they_cannot_divide_or_store() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     write_recording(root);
+    std::fs::write(root.join("t.din"), "0 1000\n0 1040\n").unwrap();
     let refused = |args: &[&str], words: &[&str]| {
         run(root, &[&["mrc"], args].concat()).exits_with(2, words);
     };
     refused(&["t.cmt", "--shard", "1/2"], &["--store"]);
     refused(
-        &["t.u64", "--store", "a"],
-        &["t.u64", "recording", "record --from"],
+        &["t.din", "--store", "a"],
+        &["t.din", "read in order", "record --from"],
     );
     refused(
         &["t.cmt", "--store", "a", "--sizes", "4G"],

@@ -10,8 +10,11 @@
 #[cfg(test)]
 use super::SetStore;
 use super::{CacheGeometry, CacheSim, Replacement};
-use crate::simd::Simd;
+use crate::simd::{Lanes, Simd, dispatch};
 use cachemate_core::FieldError;
+
+/// Number of lines among which a part looks for its own ones together, so that these stay in the host core's own cache.
+const SEARCH_LINES: usize = 2048;
 
 /// Caches of different sizes on one trace, initially empty.
 #[derive(Debug)]
@@ -144,28 +147,34 @@ impl GroupPart {
             }
             return;
         };
-        list_quotients(lines, part, part_count, &mut self.own_quotients);
-        for (_, cache) in &mut self.caches {
-            cache.push(&self.own_quotients);
+        let simd = Simd::detect_best();
+        for lines in lines.chunks(SEARCH_LINES) {
+            list_quotients(simd, lines, part, part_count, &mut self.own_quotients);
+            for (_, cache) in &mut self.caches {
+                cache.push(&self.own_quotients);
+            }
         }
     }
 }
 
 /// Replaces `quotients` by those of the lines that leave the remainder `part`.
-fn list_quotients(lines: &[u64], part: u64, part_count: u64, quotients: &mut Vec<u64>) {
-    quotients.resize(lines.len(), 0);
-    let mut len = 0;
-    if part_count.is_power_of_two() {
-        let shift = part_count.trailing_zeros();
-        for &line in lines {
-            quotients[len] = line >> shift;
-            len += usize::from(line & (part_count - 1) == part);
-        }
-    } else {
-        for &line in lines {
-            quotients[len] = line / part_count;
-            len += usize::from(line % part_count == part);
-        }
+fn list_quotients(simd: Simd, lines: &[u64], part: u64, part_count: u64, quotients: &mut Vec<u64>) {
+    quotients.clear();
+    if !part_count.is_power_of_two() {
+        let own_lines = lines.iter().filter(|&line| line % part_count == part);
+        quotients.extend(own_lines.map(|line| line / part_count));
+        return;
     }
+    quotients.resize(lines.len(), 0);
+    let (shift, list) = (part_count.trailing_zeros(), &mut quotients[..]);
+    let len = dispatch!(simd, list_by_bits(
+        lines: &[u64], shift: u32, part: u64, list: &mut [u64]
+    ) -> usize);
     quotients.truncate(len);
+}
+
+#[inline(always)]
+unsafe fn list_by_bits<L: Lanes>(lines: &[u64], shift: u32, part: u64, list: &mut [u64]) -> usize {
+    // SAFETY: the caller guarantees that the processor has `L`.
+    unsafe { L::list_quotients(lines, shift, part, list) }
 }

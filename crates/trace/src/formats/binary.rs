@@ -17,12 +17,13 @@ struct Entries<R, const N: usize> {
 }
 
 impl<R: Read, const N: usize> Entries<R, N> {
-    fn new(input: R, file: String) -> Self {
+    /// `offset` is that of the input in the file.
+    fn new(input: R, file: String, offset: u64) -> Self {
         Entries {
             input,
             file,
             buffer: Vec::new(),
-            offset: 0,
+            offset,
             is_ended: false,
             damage: None,
         }
@@ -106,9 +107,13 @@ fn u64_of(bytes: &[u8]) -> u64 {
 /// Byte addresses only, as little-endian u64: loads of unknown size, without instructions.
 pub struct RawU64Source<R>(Entries<R, 8>);
 
-/// Reads a [`RawU64Source`]; `file` is the input's name in errors.
-pub(super) fn raw_u64_reader<R: Read>(input: R, file: String) -> ImportReader<RawU64Source<R>> {
-    ImportReader::new(RawU64Source(Entries::new(input, file)), "u64")
+/// Reads a [`RawU64Source`]; `file` is the input's name in errors, and `offset` the input's place in it.
+pub(super) fn raw_u64_reader<R: Read>(
+    input: R,
+    file: String,
+    offset: u64,
+) -> ImportReader<RawU64Source<R>> {
+    ImportReader::new(RawU64Source(Entries::new(input, file, offset)), "u64")
 }
 
 impl<R: Read + Send> RecordSource for RawU64Source<R> {
@@ -145,7 +150,7 @@ pub struct ChampSimSource<R>(Entries<R, 64>);
 
 /// Reads a [`ChampSimSource`]; `file` is the input's name in errors.
 pub(super) fn champsim_reader<R: Read>(input: R, file: String) -> ImportReader<ChampSimSource<R>> {
-    ImportReader::new(ChampSimSource(Entries::new(input, file)), "champsim")
+    ImportReader::new(ChampSimSource(Entries::new(input, file, 0)), "champsim")
 }
 
 impl<R: Read + Send> RecordSource for ChampSimSource<R> {
@@ -180,27 +185,30 @@ impl<R: Read + Send> RecordSource for ChampSimSource<R> {
 /// one line: its id, truncated to 58 bits, is the line number. If sizes differ, a curve over lines is wrong.
 pub struct OracleGeneralSource<R> {
     entries: Entries<R, 24>,
-    requires_one_size: bool,
-    /// Size of the first object.
     object_bytes: Option<u32>,
 }
 
-/// Reads an [`OracleGeneralSource`]; `file` is the input's name in errors. Objects of different sizes are rejected if
-/// `requires_one_size`, and otherwise counted as one line each.
+/// Reads an [`OracleGeneralSource`]; `file` is the input's name in errors, and `offset` the input's place in it. Objects
+/// of other sizes than `object_bytes` are rejected.
 pub(super) fn oracle_general_reader<R: Read>(
     input: R,
     file: String,
-    requires_one_size: bool,
+    offset: u64,
+    object_bytes: Option<u32>,
 ) -> ImportReader<OracleGeneralSource<R>> {
-    let entries = Entries::new(input, file);
+    let entries = Entries::new(input, file, offset);
     ImportReader::new(
         OracleGeneralSource {
             entries,
-            requires_one_size,
-            object_bytes: None,
+            object_bytes,
         },
         "oracle-general",
     )
+}
+
+/// Size of the first object of a file with these first bytes.
+pub(super) fn first_object_bytes(start: &[u8]) -> Option<u32> {
+    start.get(12..16).map(|bytes| u64_of(bytes) as u32)
 }
 
 impl<R: Read + Send> RecordSource for OracleGeneralSource<R> {
@@ -211,8 +219,7 @@ impl<R: Read + Send> RecordSource for OracleGeneralSource<R> {
     ) -> Result<(), TraceError> {
         self.entries.read_records(batch, |entry, batch| {
             let bytes = u64_of(&entry[12..16]) as u32;
-            let first_bytes = *self.object_bytes.get_or_insert(bytes);
-            if self.requires_one_size && bytes != first_bytes {
+            if let Some(first_bytes) = self.object_bytes.filter(|&first| first != bytes) {
                 let found = format!("an object of {bytes} bytes after one of {first_bytes}");
                 let expected = "objects of one size, because each counts as one line; the format 'oracle-general-unit' \
                                 ignores sizes";

@@ -9,7 +9,7 @@ use flate2::bufread::GzDecoder;
 use liblzma::read::XzDecoder;
 use liblzma::stream::{CONCATENATED, Stream};
 
-const MAX_ZSTD_WINDOW_LOG: u32 = 27;
+pub(super) const MAX_ZSTD_WINDOW_LOG: u32 = 27;
 /// `xz -9` needs 65 MiB.
 const MAX_XZ_MEMORY_BYTES: u64 = 128 << 20;
 
@@ -43,10 +43,7 @@ pub(super) fn unpack(
     if start.starts_with(ZSTD_MAGIC) {
         let mut decoder = zstd::stream::read::Decoder::new(input)?;
         decoder.window_log_max(MAX_ZSTD_WINDOW_LOG)?;
-        return Ok(Box::new(BoundedDecoder {
-            decoder,
-            remedy: "zstd -dc --long=31",
-        }));
+        return Ok(Box::new(BoundedDecoder::new_zstd(decoder)));
     }
 
     if start.starts_with(GZIP_MAGIC) {
@@ -66,9 +63,18 @@ pub(super) fn unpack(
 }
 
 /// A decoder with a bound on its memory; an error about memory names the command that unpacks the input without one.
-struct BoundedDecoder<R> {
+pub(super) struct BoundedDecoder<R> {
     decoder: R,
     remedy: &'static str,
+}
+
+impl<R> BoundedDecoder<R> {
+    pub(super) fn new_zstd(decoder: R) -> Self {
+        BoundedDecoder {
+            decoder,
+            remedy: "zstd -dc --long=31",
+        }
+    }
 }
 
 impl<R: Read> Read for BoundedDecoder<R> {

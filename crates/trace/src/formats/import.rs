@@ -153,6 +153,16 @@ impl<S> ImportReader<S> {
         }
     }
 
+    /// Sets the totals of a file that has this number of records, if it is known, and nothing else to count.
+    pub(super) fn with_records(mut self, records: Option<u64>) -> Self {
+        let counts = |records| ImportCounts {
+            records,
+            ..ImportCounts::default()
+        };
+        self.totals = records.map(|records| counts(records).totals());
+        self
+    }
+
     /// `false` for an empty batch, which is the end and fixes the totals.
     fn count_batch(&mut self, records: usize) -> bool {
         self.header.instructions_known = self.counts.counts_instructions;

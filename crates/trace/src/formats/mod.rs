@@ -3,6 +3,7 @@
 mod binary;
 mod compression;
 mod csv;
+mod frames;
 mod import;
 mod lines;
 mod open;
@@ -11,7 +12,7 @@ mod text;
 pub(crate) use compression::ZSTD_MAGIC;
 pub(crate) use text::lackey_reader;
 
-pub use open::{Format, open, open_input};
+pub use open::{Format, open, open_input, open_near};
 
 #[cfg(test)]
 mod tests;

@@ -1,9 +1,10 @@
 //! The format of an input, and its reader.
 
-use std::io::{BufReader, Read};
+use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::str::FromStr;
 
 use super::compression::{is_compressed, uncompressed_name, unpack};
+use super::frames::ZstdFrames;
 use super::{binary, text};
 use crate::cmt::FILE_MAGIC;
 use crate::{CmtReader, FilePosition, TraceError, TraceReader};
@@ -87,6 +88,15 @@ impl Format {
             self,
             Format::U64 | Format::ChampSim | Format::OracleGeneral | Format::OracleGeneralUnit
         )
+    }
+
+    /// Size of an entry, if each is one record; `None` if records can only be counted by reading them.
+    fn record_bytes(self) -> Option<u64> {
+        match self {
+            Format::U64 => Some(8),
+            Format::OracleGeneral | Format::OracleGeneralUnit => Some(24),
+            _ => None,
+        }
     }
 
     /// The format that the first bytes show, if they fit no other.
@@ -178,18 +188,64 @@ pub fn open(path: &str, format: Option<Format>) -> Result<Box<dyn TraceReader>, 
     if path == "-" {
         return open_input(Box::new(std::io::stdin()), "standard input", format);
     }
-    let mut start = Vec::new();
-    let open_file =
-        || cachemate_files::open_plain(path.as_ref()).map_err(TraceError::io_error(path, "open"));
-    open_file()?
-        .take(8)
-        .read_to_end(&mut start)
-        .map_err(TraceError::io_error(path, "read"))?;
-    // A seekable .cmt file has its totals immediately.
-    if start == FILE_MAGIC && format.is_none_or(|format| format == Format::Cmt) {
-        return Ok(Box::new(CmtReader::open(path)?));
+    open_near(path, format, 0).map(|(_, reader)| reader)
+}
+
+/// Opens a file at or before a record, and returns the number of the first record that will be read. This is 0 unless the
+/// reader knows its totals immediately, as those of complete recordings and of uncompressed records of one size do.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_near(
+    path: &str,
+    format: Option<Format>,
+    record: u64,
+) -> Result<(u64, Box<dyn TraceReader>), TraceError> {
+    let mut file =
+        cachemate_files::open_plain(path.as_ref()).map_err(TraceError::io_error(path, "open"))?;
+    let mut start = read_start(&mut file, path)?;
+    if start.starts_with(&FILE_MAGIC) && format.is_none_or(|format| format == Format::Cmt) {
+        let mut reader = CmtReader::open(path)?;
+        return Ok((reader.seek_near(record)?, Box::new(reader)));
     }
-    open_input(Box::new(open_file()?), path, format)
+
+    let read_error = || TraceError::io_error(path, "read");
+    let mut frames = None;
+    if is_compressed(&start) {
+        let Some(divided) = ZstdFrames::find(&file) else {
+            file.rewind().map_err(read_error())?;
+            return Ok((0, open_input(Box::new(file), path, format)?));
+        };
+        start = read_start(&mut divided.read_from(0).map_err(read_error())?, path)?;
+        frames = Some(divided);
+    }
+    let format = choose_format(&start, path, format)?;
+    let content_bytes = match &frames {
+        Some(frames) => frames.content_bytes(),
+        None => file.metadata().map_err(read_error())?.len(),
+    };
+    // A file that ends within a record is read in order, up to the error.
+    let is_complete = |bytes: &u64| content_bytes > 0 && content_bytes.is_multiple_of(*bytes);
+    let record_bytes = format.record_bytes().filter(is_complete);
+    let file_records = record_bytes.map(|bytes| content_bytes / bytes);
+    let first_record = record.min(file_records.unwrap_or(0));
+    let offset = first_record * record_bytes.unwrap_or(0);
+    let part = FilePart {
+        file: path.to_string(),
+        offset,
+        file_records,
+    };
+    let reader = match frames {
+        Some(frames) => {
+            let input = frames.read_from(offset).map_err(read_error())?;
+            build_reader(format, &start, input, part)?
+        }
+        None => {
+            file.seek(SeekFrom::Start(offset)).map_err(read_error())?;
+            build_reader(format, &start, file, part)?
+        }
+    };
+    Ok((first_record, reader))
 }
 
 /// Does the same as [`open`], for a stream; `file` is its name in errors.
@@ -204,8 +260,23 @@ pub fn open_input(
         input = unpack(&start, whole_input).map_err(TraceError::io_error(file, "unpack"))?;
         start = read_start(&mut input, file)?;
     }
+    let format = choose_format(&start, file, format)?;
+    let input = std::io::Cursor::new(start.clone()).chain(input);
+    let part = FilePart {
+        file: file.to_string(),
+        offset: 0,
+        file_records: None,
+    };
+    build_reader(format, &start, input, part)
+}
+
+/// The given format, or the one that the first bytes or the name show.
+///
+/// # Errors
+/// The format is unknown, or the first bytes do not have it.
+fn choose_format(start: &[u8], file: &str, format: Option<Format>) -> Result<Format, TraceError> {
     let chosen_format = format
-        .or_else(|| Format::format_by_content(&start))
+        .or_else(|| Format::format_by_content(start))
         .or_else(|| Format::format_by_extension(file));
 
     let position = FilePosition::Byte(0);
@@ -215,7 +286,7 @@ pub fn open_input(
     if start.is_empty() {
         return refusal("nothing".to_string(), "a trace".to_string());
     }
-    if is_archive(&start) {
+    if is_archive(start) {
         let found = "a tar archive".to_string();
         return refusal(found, "a trace (unpack the archive first)".to_string());
     }
@@ -228,13 +299,36 @@ pub fn open_input(
         );
         return refusal(format!("'{}'", shown_bytes.escape_ascii()), expected);
     };
-    if format.is_unmarked_binary() && is_text(&start) {
+    if format.is_unmarked_binary() && is_text(start) {
         let expected = format!("binary entries of the format '{}'", format.name());
         let shown_bytes = &start[..start.len().min(16)];
         return refusal(format!("text ('{}')", shown_bytes.escape_ascii()), expected);
     }
-    let input = std::io::Cursor::new(start).chain(input);
-    let file = file.to_string();
+    Ok(format)
+}
+
+/// An input in a file.
+struct FilePart {
+    /// Name of the file in errors.
+    file: String,
+    /// First byte of the input.
+    offset: u64,
+    /// Number of records of the whole file, if it is known.
+    file_records: Option<u64>,
+}
+
+/// Reads an input in a format; `start` are the first bytes of the file.
+fn build_reader(
+    format: Format,
+    start: &[u8],
+    input: impl Read + Send + 'static,
+    part: FilePart,
+) -> Result<Box<dyn TraceReader>, TraceError> {
+    let FilePart {
+        file,
+        offset,
+        file_records,
+    } = part;
     Ok(match format {
         Format::Cmt => Box::new(CmtReader::new(
             BufReader::with_capacity(1 << 16, input),
@@ -244,10 +338,17 @@ pub fn open_input(
         Format::Din => Box::new(text::din_reader(input, file)),
         Format::Csv => Box::new(text::csv_reader(input, file)),
         Format::DrMemTrace => Box::new(text::drmemtrace_reader(input, file)),
-        Format::U64 => Box::new(binary::raw_u64_reader(input, file)),
         Format::ChampSim => Box::new(binary::champsim_reader(input, file)),
-        Format::OracleGeneral => Box::new(binary::oracle_general_reader(input, file, true)),
-        Format::OracleGeneralUnit => Box::new(binary::oracle_general_reader(input, file, false)),
+        Format::U64 => {
+            let reader = binary::raw_u64_reader(input, file, offset);
+            Box::new(reader.with_records(file_records))
+        }
+        Format::OracleGeneral | Format::OracleGeneralUnit => {
+            let object_bytes = binary::first_object_bytes(start);
+            let object_bytes = object_bytes.filter(|_| format == Format::OracleGeneral);
+            let reader = binary::oracle_general_reader(input, file, offset, object_bytes);
+            Box::new(reader.with_records(file_records))
+        }
     })
 }
 

@@ -447,6 +447,109 @@ fn entries_before_a_damaged_one_are_returned() {
     }
 }
 
+/// Does a file of any format that is opened near a record give its records from the stated one on, which is that very
+/// record if all have one size?
+#[test]
+fn a_file_opened_near_a_record_gives_its_records_from_there_on() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    for (format, mut bytes) in sample_files() {
+        let has_one_size = [
+            Format::U64,
+            Format::OracleGeneral,
+            Format::OracleGeneralUnit,
+        ];
+        let has_one_size = has_one_size.contains(&format);
+        if has_one_size {
+            bytes = many_requests();
+        }
+        std::fs::write(path, &bytes).unwrap();
+        let records = read_all(open(path, Some(format)).unwrap().as_mut()).unwrap();
+        for record in [0, 1, records.len() / 2, records.len() - 1, records.len()] {
+            let (first, mut reader) = open_near(path, Some(format), record as u64).unwrap();
+            let rest = read_all(reader.as_mut()).unwrap();
+            assert_eq!(rest, records[first as usize..], "{format:?} {record}");
+            let known = open(path, Some(format)).unwrap().totals().cloned();
+            if has_one_size {
+                assert_eq!(first, record as u64);
+                assert_eq!(known.unwrap().records, records.len() as u64);
+            }
+        }
+    }
+}
+
+/// Is a zstd file of many frames, of which some have no content, read from any record as the plain file, and is one refused
+/// of which a frame states another length than it has?
+#[test]
+fn a_file_of_many_frames_is_read_from_any_record() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    let bytes = many_requests();
+    let expected = read(&bytes, "in", Some(Format::U64)).unwrap().0;
+    let frame = |part: &[u8]| zstd::bulk::compress(part, 1).unwrap();
+    let skippable = [0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 7, 7, 7];
+    let mut packed: Vec<u8> = bytes.chunks(70_001).flat_map(frame).collect();
+    packed.extend(skippable.into_iter().chain(frame(&[])));
+    for record in [
+        0,
+        1,
+        8_750,
+        8_751,
+        100_000,
+        expected.len() - 1,
+        expected.len(),
+    ] {
+        std::fs::write(path, &packed).unwrap();
+        let (first, mut reader) = open_near(path, Some(Format::U64), record as u64).unwrap();
+        assert_eq!(first, record as u64);
+        assert!(
+            read_all(reader.as_mut()).unwrap() == expected[record..],
+            "{record}"
+        );
+    }
+
+    // The first frame states 70,001 bytes in the four that follow its descriptor.
+    let stated = 70_001u32.to_le_bytes();
+    assert_eq!(packed[5..9], stated);
+    packed[5] -= 8;
+    std::fs::write(path, &packed).unwrap();
+    let refusal = open_near(path, Some(Format::U64), 0)
+        .and_then(|(_, mut reader)| read_all(reader.as_mut()))
+        .unwrap_err();
+    assert!(refusal.to_string().contains("cannot read"), "{refusal}");
+}
+
+/// Is the object of another size refused with its place wherever the reader began, and is a file that ends within a record
+/// one that must be read from its first record?
+#[test]
+fn damage_is_found_wherever_a_reader_begins() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    let mut bytes = many_requests();
+    let last = bytes.len() - 24;
+    bytes[last + 12] = 1;
+    std::fs::write(path, &bytes).unwrap();
+    let refusal = |record: u64| {
+        let (_, mut reader) = open_near(path, Some(Format::OracleGeneral), record).unwrap();
+        read_all(reader.as_mut()).unwrap_err().to_string()
+    };
+    assert!(refusal(0).contains(&format!("byte {last}: found an object of 513 bytes")));
+    assert_eq!(refusal(30_000), refusal(0));
+
+    std::fs::write(path, &bytes[..last + 5]).unwrap();
+    let (first, mut reader) = open_near(path, Some(Format::U64), 100).unwrap();
+    assert!(first == 0 && reader.totals().is_none());
+    let refusal = read_all(reader.as_mut()).unwrap_err().to_string();
+    assert!(refusal.contains(&format!("byte {last}: found 5 bytes before the end")));
+}
+
+/// Requests of some batches, for objects of one size.
+fn many_requests() -> Vec<u8> {
+    let request = |number: u64| [number, 512 << 32 | number % 9, number];
+    let words = (0..50_000).flat_map(request);
+    words.flat_map(u64::to_le_bytes).collect()
+}
+
 /// Does a conversion keep records, header and totals?
 #[test]
 fn a_conversion_keeps_records_header_and_totals() {

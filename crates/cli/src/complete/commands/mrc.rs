@@ -24,7 +24,7 @@ use crate::args::JsonArg;
 use crate::complete::run_store::{source_version, use_store_dir};
 use crate::complete::shards::{ShardArg, content_digest, print_shard};
 use crate::complete::size_list::SizeList;
-use crate::complete::traces::{TraceArgs, TraceInput, open_at};
+use crate::complete::traces::{TraceArgs, TraceInput};
 use crate::exit::{InterruptedError, UsageError};
 use crate::files::write_file;
 use crate::session::Session;
@@ -179,12 +179,10 @@ impl Mrc {
         sizes: &[u64],
         dir: &Path,
     ) -> anyhow::Result<Option<MeasuredCurves>> {
-        let Some(path) = trace
-            .seekable_path()
-            .filter(|_| trace.burst_starts().is_empty())
-        else {
+        let Some(seekable) = trace.seekable().filter(|_| trace.burst_starts().is_empty()) else {
             anyhow::bail!(UsageError(format!(
-                "{}: found no complete recording without bursts, expected one, for --store; record --from writes one",
+                "{}: found bursts, or a trace that can only be read in order; --store expects a complete recording, which \
+                 record --from writes, or raw records of one size",
                 self.file
             )));
         };
@@ -206,14 +204,15 @@ impl Mrc {
         let request = CurveRequest::new(CurveSubject::All, self.line_bytes, limits, threads)?;
         let records = trace.expected_records();
         let part_count = (records / MIN_PART_RECORDS).clamp(1, MAX_PARTS);
-        let digest = content_digest(path);
+        let digest = content_digest(&seekable.path);
+        let source = &trace.header().source;
         let observer = trace.observer();
         let measure_part = |part: u64| -> anyhow::Result<StoredSegment> {
             let part_range = records * part / part_count..records * (part + 1) / part_count;
-            let inputs = (&digest, &part_range, self.line_bytes, largest_lines);
+            let inputs = (&digest, source, &part_range, self.line_bytes, largest_lines);
             let name = RunName::new("curve-part", self.file.clone(), source_version(), &inputs)?;
             store::find_or_make(name, || {
-                let open = |record: u64| open_at(path, record);
+                let open = |record: u64| seekable.open_at(record);
                 let segment = request.measure_segment(part_range, &open, &observer)?;
                 segment.ok_or_else(|| {
                     let note = format!("part {part} of {part_count} is not stored yet");

@@ -666,7 +666,7 @@ fn the_rest_of_a_plan_is_applied_if_classes_run_out() {
     assert!(
         applied.refused_items[0]
             .message
-            .ends_with("resctrl says: Out of CLOSIDs"),
+            .ends_with("`cachemate doctor` names who has them; resctrl says: Out of CLOSIDs"),
         "{}",
         applied.refused_items[0].message
     );

@@ -85,7 +85,8 @@ fn a_spinner_is_named_for_waiting_and_not_for_the_cache() {
     loop {
         let explained = run(dir.path(), &["explain", "sh", "--socket", "s.sock"]);
         let text = &explained.out;
-        if text.starts_with("sh does not run now; its history") && text.contains("losses of\n  dd") {
+        if text.starts_with("sh does not run now; its history") && text.contains("losses of\n  dd")
+        {
             break;
         }
         assert!(start.elapsed() < PATIENCE, "{text}{}", explained.err);

@@ -4,7 +4,7 @@
 CARGO ?= cargo
 RELEASE = target/release/cachemate
 
-.PHONY: demo test lint build bench repro faults kill soak services kubernetes slurm live lab install image deb deb-daemon rpm deb-test wheel nightly fuzz clean help
+.PHONY: demo test lint build bench repro faults kill soak services kubernetes slurm live lab install image deb deb-daemon rpm deb-test dist wheel nightly fuzz clean help
 
 help:
 	@echo 'make demo     record real programs here, predict which slow each other down, and plan who shares a cache'
@@ -26,6 +26,7 @@ help:
 	@echo 'make deb-daemon  the second of them, in half of the time'
 	@echo 'make rpm      an rpm with the same files (target/rpm)'
 	@echo 'make image    an OCI image of the command for Kubernetes (target/cachemate-image.tar), built without a daemon'
+	@echo 'make dist     all of these for users in target/dist: x86-64 and arm64 for glibc 2.28, packages, wheel, sums, SBOM'
 	@echo 'make wheel    a wheel for Python 3.11 and later, its stubs and tests with the installed wheel'
 	@echo 'make install  the command, its man pages and completions (PREFIX=/usr/local)'
 
@@ -149,6 +150,11 @@ rpm: deb
 # target/.
 deb-test: deb
 	packaging/test-deb.sh $(NEWEST_DEBS)
+
+# Zig and the environments of its builds lie in target/dist-tools.
+dist:
+	@scripts/setup.sh build
+	scripts/dist.sh target/dist target/dist-tools
 
 # The environment, the wheel and its tests lie in target/wheel.
 wheel: build

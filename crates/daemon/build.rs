@@ -39,6 +39,10 @@ fn main() {
         "--cfg",
         "feature=\"preload\"",
     ]);
+    // The linker that Cargo uses, which may be one for another architecture or an older C library.
+    if let Ok(linker) = env::var("RUSTC_LINKER") {
+        compile_command.args(["-C", &format!("linker={linker}")]);
+    }
     if read_variable("TARGET") != read_variable("HOST") {
         compile_command.args(["--target", &read_variable("TARGET")]);
     }

@@ -78,10 +78,7 @@ fn waiting_line(service: &ServiceSnapshot) -> Option<LossLine> {
         .collect();
     let meanwhile = match causes.is_empty() {
         true => String::new(),
-        false => format!(
-            "; of the CPU time of others meanwhile: {}",
-            causes.join(", ")
-        ),
+        false => format!("; behind {}", causes.join(", ")),
     };
     let name = escape_controls(&service.name);
     let text = format!(
@@ -381,8 +378,7 @@ mod tests {
         assert_eq!(text.matches("no work is counted").count(), 1, "{text}");
         assert!(
             text.contains(
-                "  waiting: mail takes 84 % longer because it waits for CPUs (+70 % to +98 %); of the CPU time of \
-                 others meanwhile: spinner 97 %, unmanaged programs 3 %\n"
+                "  waiting: mail takes 84 % longer because it waits for CPUs (+70 % to +98 %); behind spinner 97 %, unmanaged programs 3 %\n"
             ),
             "{text}"
         );

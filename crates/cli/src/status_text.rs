@@ -578,14 +578,14 @@ mod tests {
     fn observing_refuses_nothing() {
         let refused = vec![
             format!("CPUs of a(1): {OBSERVE_ONLY_REASON}"),
-            "probe 3: the task has exited".to_string(),
+            "watched words of redis(7): perf_event_open: No space left on device".to_string(),
         ];
         let mut status = DaemonStatus::default();
         status.snapshot.refused = refused;
         let text = problems_text(&status);
         assert_eq!(
             text,
-            "refused: probe 3: the task has exited\nplanned, but not made in mode observe: CPUs of a(1)\n"
+            "refused: watched words of redis(7): perf_event_open: No space left on device\nplanned, but not made in mode observe: CPUs of a(1)\n"
         );
     }
 

@@ -80,6 +80,18 @@ fn a_spinner_is_named_for_waiting_and_not_for_the_cache() {
         drop(spinners);
         assert_innocent(dir.path(), &format!("round {round}, afterward"));
     }
+    // The culprit has ended, and the daemon still explains it.
+    let start = Instant::now();
+    loop {
+        let explained = run(dir.path(), &["explain", "sh", "--socket", "s.sock"]);
+        let text = &explained.out;
+        if text.starts_with("sh does not run now; its history") && text.contains("losses of\n  dd")
+        {
+            break;
+        }
+        assert!(start.elapsed() < PATIENCE, "{text}{}", explained.err);
+        std::thread::sleep(Duration::from_secs(1));
+    }
     stop(&mut daemon);
 
     // The daemon and the culprit have ended, and the history is there.

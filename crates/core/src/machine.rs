@@ -139,6 +139,10 @@ pub enum PartitionSupport {
         contiguous: bool,
         /// Maximum number of groups with separate masks. On a live host, classes of service, including the default one.
         max_groups: u32,
+        /// Ways that devices fill too, as the kernel's mask (bit 0 is way 0), so that a group's lines there are not
+        /// its own: groups get them last. 0 if none is known.
+        #[serde(default)]
+        device_ways: u64,
     },
 }
 
@@ -164,6 +168,7 @@ impl PartitionSupport {
                     min_ways: groups.min_ways,
                     contiguous: groups.contiguous,
                     max_groups: groups.groups,
+                    device_ways: 0,
                 })
             });
         by_color
@@ -205,6 +210,16 @@ impl PartitionSupport {
         match *self {
             PartitionSupport::Colors { colors: units, .. }
             | PartitionSupport::Ways { ways: units, .. } => units,
+        }
+    }
+
+    /// The units that devices fill too; none of a partition by colors.
+    pub fn device_units(&self) -> IndexSet {
+        match *self {
+            PartitionSupport::Colors { .. } => IndexSet::default(),
+            PartitionSupport::Ways { device_ways, .. } => (0..u64::BITS)
+                .filter(|way| device_ways >> way & 1 == 1)
+                .collect(),
         }
     }
 

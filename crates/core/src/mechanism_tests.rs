@@ -140,6 +140,7 @@ fn two_cpu_fixture() -> ViewFixture {
         min_ways: 1,
         contiguous: true,
         max_groups: 2,
+        device_ways: 0,
     };
     let divisible = capabilities_fixture(&[Ability::Ways]).with_partition(CacheId(0), ways);
     ViewFixture::new(

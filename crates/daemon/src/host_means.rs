@@ -4,6 +4,8 @@
 //! Method: the topology and the abilities of the machine decide which of four means exist: other caches, parts of a
 //! cache, turns, and weights. The sentence names what exists, and what follows from the rest.
 
+use std::collections::BTreeSet;
+
 use cachemate_core::{Ability, Capabilities, PartitionSupport, Support, Topology};
 
 /// Describes what this host allows and what it does not.
@@ -36,6 +38,22 @@ pub fn describe_means(topology: &Topology, capabilities: &Capabilities) -> Strin
         (false, true) => "page colors divide a cache, ways do not",
         (false, false) => "neither ways nor page colors divide it",
     };
+    let device_ways: BTreeSet<String> = capabilities
+        .partitions
+        .iter()
+        .map(|(_, partition)| partition.device_units())
+        .filter(|ways| !ways.is_empty())
+        .map(|ways| ways.to_string())
+        .collect();
+    let device_text = if device_ways.is_empty() {
+        String::new()
+    } else {
+        let ways: Vec<String> = device_ways.into_iter().collect();
+        format!(
+            "; devices fill ways {} too, so groups get these last",
+            ways.join(" or ")
+        )
+    };
     let remaining_means: Vec<&str> = [(Ability::Gangs, "turns"), (Ability::Weights, "weights")]
         .into_iter()
         .filter(|(ability, _)| supports(*ability))
@@ -52,7 +70,7 @@ pub fn describe_means(topology: &Topology, capabilities: &Capabilities) -> Strin
             remaining_means.join(" and ")
         ),
     };
-    format!("{caches_text}; {parts_text}{remaining_text}")
+    format!("{caches_text}; {parts_text}{device_text}{remaining_text}")
 }
 
 #[cfg(test)]
@@ -86,11 +104,13 @@ mod tests {
             min_ways: 1,
             contiguous: true,
             max_groups: 8,
+            device_ways: 0b11 << 14,
         };
         with_ways.partitions = vec![(CacheId(0), ways)];
         assert_eq!(
             describe_means(&one, &with_ways),
-            "one last-level cache, so moving programs keeps none of them apart; ways divide a cache, page colors do not"
+            "one last-level cache, so moving programs keeps none of them apart; ways divide a cache, page colors do not; \
+             devices fill ways 14-15 too, so groups get these last"
         );
         assert!(
             describe_means(&one, &capabilities_fixture(&[])).contains("change nothing that helps")

@@ -29,6 +29,7 @@ pub mod group_moves;
 pub mod lineage;
 pub(crate) mod memory_map;
 pub mod process_events;
+pub(crate) mod refused_calls;
 pub mod scheduling;
 pub(crate) mod systemd_units;
 pub(crate) mod text_files;

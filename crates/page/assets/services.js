@@ -32,7 +32,7 @@ function worstWaiting(services) {
   const worst = waits.sort((a, b) => b.waiting_percent - a.waiting_percent)[0];
   if (!worst) return undefined;
   const causes = (worst.waiting_by || []).slice(0, 3).map((cause) => (cause.service ?? UNMANAGED) + " " + percent(cause.share));
-  return "Waiting: " + worst.name + " takes " + percent(worst.waiting_percent / 100) + " longer because it waits for CPUs (" + range(worst.waiting_range_percent) + ")" + (causes.length ? "; of the CPU time of others meanwhile: " + causes.join(", ") : "") + ".";
+  return "Waiting: " + worst.name + " takes " + percent(worst.waiting_percent / 100) + " longer because it waits for CPUs (" + range(worst.waiting_range_percent) + ")" + (causes.length ? "; behind " + causes.join(", ") : "") + ".";
 }
 
 function range([low, high]) {
@@ -61,7 +61,7 @@ function effectOf(service, name) {
   const cache = (service.cache_by || []).find((cause) => cause.service === name);
   const waiting = (service.waiting_by || []).find((cause) => (cause.service ?? UNMANAGED) === name && cause.percent >= 100 * LEAST_WAITING);
   const parts = [cache && percent(cache.percent / 100, true) + " cache, " + cache.source, waiting && percent(waiting.percent / 100, true) + " waiting"];
-  const hints = [cache && certainty(cache), waiting && percent(waiting.share) + " of the CPU time of others while it waited"];
+  const hints = [cache && certainty(cache), waiting && percent(waiting.share) + " of its waits"];
   return { text: parts.filter(Boolean).join("; ") || DASH, hint: hints.filter(Boolean).join("; "), size: Math.max(cache ? cache.percent : 0, waiting ? waiting.percent : 0) / 100, known: Boolean(cache || waiting) };
 }
 

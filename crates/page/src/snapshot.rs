@@ -223,7 +223,7 @@ pub struct ServiceSnapshot {
     pub waiting_percent: Option<f64>,
     /// Ends of its interval.
     pub waiting_range_percent: Option<(f64, f64)>,
-    /// The services that ran on its CPUs meanwhile, the largest part first.
+    /// The services behind which it waited, the largest part first.
     pub waiting_by: Vec<WaitingCauseSnapshot>,
     /// Cache losses that confined services would cause without their confinement, the largest first.
     #[serde(default)]
@@ -243,7 +243,7 @@ pub struct WaitingCauseSnapshot {
     pub kind: Option<ServiceKind>,
     /// Run time added by waiting for it.
     pub percent: f64,
-    /// Part of the CPU time of all that ran meanwhile, without the waiting service itself.
+    /// Part of its waits behind all others.
     pub share: f64,
 }
 

@@ -438,6 +438,7 @@ fn draw_capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabil
         min_ways: 1,
         contiguous: true,
         max_groups: 16,
+        device_ways: 0,
     };
 
     let colors = PartitionSupport::Colors {

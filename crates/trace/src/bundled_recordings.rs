@@ -132,7 +132,7 @@ mod tests {
             .to_string();
         assert_eq!(
             error,
-            "no bundled recordings to find 'gzip' in: none beside the program or installed; CACHEMATE_RECORDINGS may name their directory"
+            "no bundled recordings to find 'gzip' in: none beside the program or installed ('cargo install' leaves them out); CACHEMATE_RECORDINGS may name their directory, such as recordings of the sources"
         );
     }
 

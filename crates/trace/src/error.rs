@@ -85,8 +85,8 @@ pub enum TraceError {
     },
     /// A name to be looked up among the bundled recordings, although none are installed.
     #[error(
-        "no bundled recordings to find '{name}' in: none beside the program or installed; CACHEMATE_RECORDINGS may name \
-         their directory"
+        "no bundled recordings to find '{name}' in: none beside the program or installed ('cargo install' leaves them \
+         out); CACHEMATE_RECORDINGS may name their directory, such as recordings of the sources"
     )]
     NoRecordings {
         /// The given name.

@@ -16,10 +16,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
-    CacheId, CacheShare, CounterEvent, EventCounts, GroupId, PartitionSupport, Plan, ProcessId,
-    Reason, RowInterval, ServiceIdentity, ShareMember, TaskId, TaskSample, Units,
+    CacheId, CacheShare, CounterEvent, EventCounts, GroupId, IndexSet, PartitionSupport, Plan,
+    ProcessId, Reason, RowInterval, ServiceIdentity, ShareMember, TaskId, TaskSample, Units,
     VerificationOutcome, View,
 };
+use cachemate_papers::partition::units::assign;
 
 use super::evidence::probe_planner::are_probes_harmless;
 use super::evidence::service_pauses::is_promised;
@@ -168,13 +169,16 @@ impl WayConfinement {
         unmovable
             .into_iter()
             .for_each(|task| _ = members.remove(&task.process));
+        let units = PartitionSupport::preferred(view.partitions_of(cache));
+        let mask = match units {
+            Some(units) => assign(&[IndexSet::default()], &[self.ways], &units).swap_remove(0),
+            None => (0..self.ways).collect(),
+        };
         CacheShare {
             group: group_of_cache(cache),
             members: members.into_iter().map(ShareMember::Process).collect(),
             cache,
-            units: Units::Ways {
-                mask: (0..self.ways).collect(),
-            },
+            units: Units::Ways { mask },
         }
     }
 
@@ -574,6 +578,7 @@ mod tests {
         min_ways: 1,
         contiguous: true,
         max_groups: 8,
+        device_ways: 0,
     };
 
     /// So many caches, the first of which has ways, with a store and a loop of programs.

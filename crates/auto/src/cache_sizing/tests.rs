@@ -17,6 +17,7 @@ const WAYS: PartitionSupport = PartitionSupport::Ways {
     min_ways: 1,
     contiguous: true,
     max_groups: 4,
+    device_ways: 0,
 };
 
 /// Parameters with which changes are made without a confirmation.

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use cachemate_page::serve::page::PageAddress;
 use clap::Args;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 #[cfg(feature = "complete")]
 use crate::complete::cluster_args::ClusterArgs;
@@ -119,6 +121,18 @@ impl Manage {
         handle_hangup(&control_flags)?;
         #[cfg(feature = "complete")]
         self.cluster.start(&control_flags, session)?;
-        run(&source, &control_flags, &|message| session.log(message))
+        // systemd's journal has the time of each line.
+        let is_journaled = std::env::var_os("JOURNAL_STREAM").is_some();
+        run(&source, &control_flags, &|message| match is_journaled {
+            true => session.log(message),
+            false => session.log(&format!("{} {message}", time_of_day())),
+        })
     }
+}
+
+/// The time in UTC, such as `2026-11-30T14:19:05Z`; empty if the clock is outside of what a date can say.
+fn time_of_day() -> String {
+    let time = OffsetDateTime::now_utc().replace_nanosecond(0).ok();
+    time.and_then(|time| time.format(&Rfc3339).ok())
+        .unwrap_or_default()
 }

@@ -45,6 +45,7 @@ fn sample_capabilities() -> Capabilities {
         min_ways: 1,
         contiguous: true,
         max_groups: 4,
+        device_ways: 0,
     };
 
     let colors = PartitionSupport::Colors {

@@ -20,7 +20,7 @@ use crate::safety::inheritance::{Inheritance, read_family};
 use crate::safety::journal::{
     IntendedChange, Journal, JournalEntry, JournalError, JournalObject, ObjectState,
 };
-use crate::safety::object_state::{check_thread, read_state, write_state};
+use crate::safety::object_state::{ObjectAccess, check_thread, read_state, write_state};
 use crate::safety::restore::{
     RestoredObject, restore, restore_if_inherited, spans_cpuset, write_original,
 };
@@ -210,7 +210,7 @@ impl Actuator {
         let write_result = self.write(kernel, object, desired_state);
         write_result
             .map(|now| (now, true))
-            .map_err(|error| refusal(kernel, item, object, &error))
+            .map_err(|error| refusal(kernel, item, object, ObjectAccess::Write, &error))
     }
 
     /// Writes an object that is already in the journal, and reads it back.

@@ -13,6 +13,7 @@ use cachemate_core::{CpuSet, Plan, PlanItem, RefusalReason, RefusedItem};
 use crate::act::actuator::Actuator;
 use crate::act::cpusets::effective_cpus;
 use crate::act::group_overrides::service_kind_owner;
+use crate::kernel::refused_calls::KernelCall;
 use crate::kernel::{Kernel, is_gone};
 use crate::safety::journal::JournalObject;
 use crate::sense::tasks::ManagedThread;
@@ -42,7 +43,10 @@ pub(crate) fn clip_plan_to_boundaries(
                 refused_items.push(refusal(
                     task,
                     RefusalReason::Failed,
-                    format!("its boundary cannot be read: {error}"),
+                    format!(
+                        "its CPU boundary is unknown: {}",
+                        KernelCall::ReadFile.describe("", &error)
+                    ),
                 ));
                 continue;
             }

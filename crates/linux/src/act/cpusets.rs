@@ -23,7 +23,7 @@ use crate::kernel::systemd_units::is_run_by_systemd;
 use crate::kernel::text_files::{group_hierarchies, status_field};
 use crate::kernel::{Kernel, none_if_missing};
 use crate::safety::journal::{JournalObject, ObjectState};
-use crate::safety::object_state::{partition_kind, read_state};
+use crate::safety::object_state::{ObjectAccess, partition_kind, read_state};
 
 /// State of the groups that are confined now or were confined before.
 #[derive(Default, Debug)]
@@ -139,8 +139,13 @@ impl CpusetGroups {
             Ok(Some(now)) => now,
             Ok(None) => return false,
             Err(error) => {
-                self.refused_items
-                    .push(refusal(kernel, &PlanItem::Plan, &object, error));
+                self.refused_items.push(refusal(
+                    kernel,
+                    &PlanItem::Plan,
+                    &object,
+                    ObjectAccess::Read,
+                    error,
+                ));
                 return false;
             }
         };

@@ -6,7 +6,7 @@ use cachemate_core::{PlanItem, RefusalReason, RefusedItem};
 
 use crate::kernel::Kernel;
 use crate::safety::journal::{JournalObject, ObjectState};
-use crate::safety::object_state::describe_failure;
+use crate::safety::object_state::{ObjectAccess, describe_failure};
 
 /// An object and the state that it is about to get.
 #[derive(Clone, PartialEq, Debug)]
@@ -41,6 +41,7 @@ pub(crate) fn refusal(
     kernel: &dyn Kernel,
     item: &PlanItem,
     object: &JournalObject,
+    access: ObjectAccess,
     error: &io::Error,
 ) -> RefusedItem {
     let reason = match error.raw_os_error() {
@@ -53,6 +54,6 @@ pub(crate) fn refusal(
     RefusedItem {
         item: item.clone(),
         reason,
-        message: format!("{object:?}: {}", describe_failure(kernel, object, error)),
+        message: describe_failure(kernel, object, access, error),
     }
 }

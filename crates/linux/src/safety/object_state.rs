@@ -7,6 +7,7 @@ use crate::act::resctrl::{Schemata, groups};
 use crate::kernel::group_dirs::{
     CPUSET_FILE, child_groups, find_member_file, read_members, remove_group,
 };
+use crate::kernel::refused_calls::KernelCall;
 use crate::kernel::systemd_units::has_latent_cpuset;
 use crate::kernel::{Kernel, ThreadKey, is_gone, none_if_missing};
 use crate::safety::journal::{JournalObject, ObjectState};
@@ -149,19 +150,80 @@ pub(crate) fn check_thread(kernel: &dyn Kernel, object: &JournalObject) -> io::R
     }
 }
 
-/// The error as a sentence, with what limits the object: the CPUs of a cpuset's parent, or resctrl's own message.
+/// Whether a call read an object or changed it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ObjectAccess {
+    Read,
+    Write,
+}
+
+/// The call that reads or changes an object, and its subject.
+fn call_of(object: &JournalObject, access: ObjectAccess) -> (KernelCall, String) {
+    let is_read = access == ObjectAccess::Read;
+    let choose = |read, write| if is_read { read } else { write };
+    match object {
+        JournalObject::Affinity { thread, .. } => (
+            choose(KernelCall::GetAffinity, KernelCall::SetAffinity),
+            format!("of thread {}", thread.tid),
+        ),
+        JournalObject::Nice { thread, .. } if is_read => {
+            (KernelCall::ReadFile, format!("/proc/{}/stat", thread.tid))
+        }
+        JournalObject::Nice { thread, .. } => {
+            (KernelCall::SetNice, format!("of thread {}", thread.tid))
+        }
+        JournalObject::Policy { thread, .. } => (
+            choose(KernelCall::GetScheduler, KernelCall::SetScheduler),
+            format!("of thread {}", thread.tid),
+        ),
+        JournalObject::Membership {
+            hierarchy, thread, ..
+        } => (
+            choose(KernelCall::ReadFile, KernelCall::JoinGroup),
+            format!(
+                "of thread {}'s group in {}",
+                thread.tid,
+                hierarchy.display()
+            ),
+        ),
+        JournalObject::File { path } => {
+            let write = match is_cpuset(path) {
+                true => KernelCall::WriteCpuset,
+                false => KernelCall::WriteFile,
+            };
+            (
+                choose(KernelCall::ReadFile, write),
+                path.display().to_string(),
+            )
+        }
+        JournalObject::Schemata { path } => (
+            choose(KernelCall::ReadFile, KernelCall::WriteSchemata),
+            path.display().to_string(),
+        ),
+        JournalObject::Directory { path } => (
+            choose(KernelCall::ReadFile, KernelCall::MakeClass),
+            path.display().to_string(),
+        ),
+    }
+}
+
+/// The error as a sentence: the call and its remedy, and what limits the object, which is the CPUs of a cpuset's parent
+/// or resctrl's own message.
 pub(crate) fn describe_failure(
     kernel: &dyn Kernel,
     object: &JournalObject,
+    access: ObjectAccess,
     error: &io::Error,
 ) -> String {
+    let (call, subject) = call_of(object, access);
+    let sentence = call.describe(&subject, error);
     if let JournalObject::File { path } = object
         && is_cpuset(path)
         && let Some(parent) = path.parent().and_then(Path::parent)
         && let Ok(cpus) = kernel.read(&parent.join(CPUSET_FILE))
     {
         return format!(
-            "{error} (the group's parent has CPUs '{}', and no group can have others)",
+            "{sentence} (the group's parent has CPUs '{}', and no group can have others)",
             cpus.trim()
         );
     }
@@ -173,8 +235,8 @@ pub(crate) fn describe_failure(
         _ => None,
     };
     match resctrl_mount.and_then(|mount| groups::last_status(kernel, mount)) {
-        Some(message) => format!("{error}; resctrl says: {message}"),
-        None => error.to_string(),
+        Some(message) => format!("{sentence}; resctrl says: {message}"),
+        None => sentence,
     }
 }
 

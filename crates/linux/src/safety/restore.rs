@@ -22,7 +22,8 @@ use crate::kernel::{Kernel, ThreadKey, ThreadStat, is_gone, none_if_missing};
 use crate::safety::inheritance::Inheritance;
 use crate::safety::journal::{JournalEntry, JournalObject, ObjectState};
 use crate::safety::object_state::{
-    describe_failure, is_cpuset, partition_kind, read_state, write_cpuset, write_state,
+    ObjectAccess, describe_failure, is_cpuset, partition_kind, read_state, write_cpuset,
+    write_state,
 };
 
 /// Maximum time that a restore waits for resctrl's lock.
@@ -162,7 +163,10 @@ fn restore_object(
             Err(error) if is_gone(&error) && try_count < MAX_TRIES => {
                 std::thread::sleep(RETRY_PAUSE)
             }
-            Err(error) => return RestoreOutcome::Failed(describe_failure(kernel, object, &error)),
+            Err(error) => {
+                let access = ObjectAccess::Write;
+                return RestoreOutcome::Failed(describe_failure(kernel, object, access, &error));
+            }
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::MissingFacility;
 use crate::act::resctrl::Resctrl;
 use crate::act::{colors, gang_scheduler};
 use crate::kernel::Kernel;
+use crate::kernel::refused_calls::{KernelCall, PERF_RIGHTS};
 use crate::kernel::text_files::field;
 use crate::sense::counters::{EventSurvey, EventUnavailable};
 use crate::sense::miss_trace::find_tracer;
@@ -171,10 +172,9 @@ fn check_counters(events: &[EventSurvey]) -> CapabilityCheck {
             .and_then(|event| event.absence_reason.as_ref());
         let reason = absence.map(EventUnavailable::to_string).unwrap_or_default();
         Err(match absence {
-            Some(EventUnavailable::NotPermitted) => MissingFacility::unusable(
-                reason,
-                Some("run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid"),
-            ),
+            Some(EventUnavailable::NotPermitted) => {
+                MissingFacility::unusable(reason, Some(PERF_RIGHTS))
+            }
             _ => MissingFacility::absent(
                 reason,
                 Some("bare metal, or a hypervisor that exposes the PMU (vPMU)"),
@@ -229,12 +229,8 @@ fn check_sampling(kernel: &dyn Kernel) -> CapabilityCheck {
 
 /// The remedy for a sampling facility that exists but cannot be used.
 fn facility_remedy(error: &io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::EACCES | libc::EPERM) => {
-            "run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid"
-        }
-        _ => "bare metal: the hypervisor shows the facility and does not pass it on",
-    }
+    let known_remedy = KernelCall::OpenCounter.remedy(error);
+    known_remedy.unwrap_or("bare metal: the hypervisor shows the facility and does not pass it on")
 }
 
 fn check_miss_traces(kernel: &dyn Kernel, events: &[EventSurvey]) -> CapabilityCheck {
@@ -349,7 +345,9 @@ fn calibrate_prober(cache_bytes: Option<u64>) -> std::io::Result<intensity::Prim
 
 fn check_watchpoints() -> CapabilityCheck {
     let outcome = watchpoint::test_watchpoint().map_err(|error| {
-        let remedy = "CAP_PERFMON, and a hypervisor that passes debug registers on";
+        let known_remedy = KernelCall::OpenWatchpoint.remedy(&error);
+        let remedy =
+            known_remedy.unwrap_or("CAP_PERFMON, and a hypervisor that passes debug registers on");
         MissingFacility::unusable(error.to_string(), Some(remedy))
     });
     build_check(

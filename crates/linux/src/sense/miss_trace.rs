@@ -125,8 +125,7 @@ impl MissTracer {
     /// # Errors
     /// The kernel opens no event, or too few lines were recorded with their addresses.
     pub(crate) fn check_usable(&self) -> io::Result<(u64, u64)> {
-        // SAFETY: the call takes no argument and always succeeds.
-        let own_tid = unsafe { libc::gettid() };
+        let own_tid = rustix::thread::gettid().as_raw_nonzero().get();
         let trace = self.start(own_tid, 1 << 20)?;
         let fetched_lines = run_missing_loop();
         let mut lines: Vec<u64> = trace

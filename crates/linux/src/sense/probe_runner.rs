@@ -29,6 +29,7 @@ use cachemate_core::{
 
 use crate::act::desired_state::DesiredState;
 use crate::act::thread_rotation::{set_affinity_checked, set_turn_policy};
+use crate::kernel::refused_calls::KernelCall;
 use crate::kernel::scheduling::SchedParams;
 use crate::kernel::{Kernel, ThreadKey, lock};
 use crate::safety::journal::{JournalObject, ObjectState};
@@ -275,7 +276,11 @@ impl ProbeRunner {
         };
         running_probe.failures += 1;
         if running_probe.failures >= MAX_FAILURES {
-            self.abandon(probe, RefusalReason::Busy, &error.to_string());
+            let message = match error.raw_os_error() {
+                Some(_) => call_of(&probe.kind).describe("", error),
+                None => error.to_string(),
+            };
+            self.abandon(probe, RefusalReason::Busy, &message);
         }
     }
 
@@ -567,6 +572,21 @@ impl ProbeRunner {
                 self.record_result(probe, evidence, cost);
             }
         }
+    }
+}
+
+/// The call on which a probe depends.
+fn call_of(kind: &ProbeKind) -> KernelCall {
+    match kind {
+        ProbeKind::ReuseTimes { .. } => KernelCall::OpenWatchpoint,
+        ProbeKind::MissTrace { .. }
+        | ProbeKind::AccessSamples { .. }
+        | ProbeKind::SuperSets { .. } => KernelCall::OpenCounter,
+        ProbeKind::PingPong { .. } => KernelCall::SetAffinity,
+        ProbeKind::PrimeProbe { .. }
+        | ProbeKind::Neighbor { .. }
+        | ProbeKind::CoRunRows { .. }
+        | ProbeKind::PairedRows { .. } => KernelCall::HoldThreads,
     }
 }
 

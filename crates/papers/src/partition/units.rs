@@ -2,8 +2,11 @@
 //!
 //! Problem: the sizes determine how many colors or ways each group gets. The choice of units determines how many pages
 //! have to be copied (CP 4.6.5: 11 051 cycles a page), whether hardware accepts the mask (contiguous ways), and whether
-//! contiguous page requests can be met (CP 4.4.1: adjacent colors). Method: a group keeps its units as far as possible,
-//! and takes adjacent ones first. Contiguous masks are laid out side by side in the present order of the groups.
+//! contiguous page requests can be met (CP 4.4.1: adjacent colors). In ways that devices fill too, a group's lines are
+//! evicted by input and output. Method: a group keeps its units as far as possible, and takes adjacent ones first.
+//! Contiguous masks are laid out side by side in the present order of the groups, each where it has the fewest of the
+//! devices' ways; without contiguity, only as many of these are given out as the sizes need. For example, if devices
+//! fill ways 0 and 1 of eleven, groups of four and five ways get 2-5 and 6-10, and groups of five and five 1-5 and 6-10.
 //! Properties: every group gets its number of units, no unit is assigned twice, and if sizes stay the same, nothing
 //! moves.
 
@@ -19,6 +22,7 @@ pub fn assign(
     debug_assert!(
         current_units.len() == sizes.len() && sizes.iter().sum::<u32>() <= partition_units.units()
     );
+    let device_units = partition_units.device_units();
     if matches!(
         partition_units,
         PartitionSupport::Ways {
@@ -26,27 +30,54 @@ pub fn assign(
             ..
         }
     ) {
-        assign_side_by_side(current_units, sizes)
+        assign_side_by_side(current_units, sizes, partition_units.units(), &device_units)
     } else {
-        assign_keeping_units(current_units, sizes, partition_units.units())
+        assign_keeping_units(current_units, sizes, partition_units.units(), &device_units)
     }
 }
 
-fn assign_side_by_side(current_units: &[IndexSet], sizes: &[u32]) -> Vec<IndexSet> {
+fn assign_side_by_side(
+    current_units: &[IndexSet],
+    sizes: &[u32],
+    units: u32,
+    device_units: &IndexSet,
+) -> Vec<IndexSet> {
     let mut ordered_groups: Vec<usize> = (0..current_units.len()).collect();
     // New groups come after the others.
     ordered_groups.sort_by_key(|&group| current_units[group].first().unwrap_or(u32::MAX));
     let mut assigned_units = vec![IndexSet::default(); current_units.len()];
     let mut next_unit = 0;
+    let mut spare_units = units.saturating_sub(sizes.iter().sum());
     for group in ordered_groups {
-        assigned_units[group] = (next_unit..next_unit + sizes[group]).collect();
-        next_unit += sizes[group];
+        let units_after = |skipped: u32| next_unit + skipped..next_unit + skipped + sizes[group];
+        // The first of equally good positions.
+        let skipped = (0..=spare_units)
+            .min_by_key(|&skipped| {
+                let is_of_devices = |unit: &u32| device_units.contains(*unit);
+                units_after(skipped).filter(is_of_devices).count()
+            })
+            .unwrap_or(0);
+        assigned_units[group] = units_after(skipped).collect();
+        next_unit += skipped + sizes[group];
+        spare_units -= skipped;
     }
     assigned_units
 }
 
-fn assign_keeping_units(current_units: &[IndexSet], sizes: &[u32], units: u32) -> Vec<IndexSet> {
-    let mut free_units: IndexSet = (0..units).collect();
+fn assign_keeping_units(
+    current_units: &[IndexSet],
+    sizes: &[u32],
+    units: u32,
+    device_units: &IndexSet,
+) -> Vec<IndexSet> {
+    let own_units = (0..units).filter(|unit| !device_units.contains(*unit));
+    let missing_units = sizes
+        .iter()
+        .sum::<u32>()
+        .saturating_sub(own_units.clone().count() as u32);
+    let mut free_units: IndexSet = own_units
+        .chain(device_units.iter().take(missing_units as usize))
+        .collect();
     let mut assigned_units: Vec<IndexSet> = Vec::with_capacity(current_units.len());
     for (group_units, &size) in current_units.iter().zip(sizes) {
         let retained_units: IndexSet = group_units
@@ -132,6 +163,7 @@ mod tests {
         min_ways: 1,
         contiguous: true,
         max_groups: 8,
+        device_ways: 0,
     };
 
     fn parse_masks(masks: &[&str]) -> Vec<IndexSet> {
@@ -169,6 +201,42 @@ mod tests {
         assert_eq!(pages_to_move(&pages, &"0-1".parse().unwrap()), 200);
         assert_eq!(pages_to_move(&pages, &"0-7".parse().unwrap()), 200);
         assert_eq!(pages_to_move(&pages, &"0-3".parse().unwrap()), 0);
+    }
+
+    /// Do groups get the ways of devices only if the others are too few for them, wherever the devices' ways are, and
+    /// does one leave them when others shrink?
+    #[test]
+    fn groups_get_the_ways_of_devices_last() {
+        let ways = |contiguous: bool, devices: &str| PartitionSupport::Ways {
+            ways: 11,
+            min_ways: 1,
+            contiguous,
+            max_groups: 8,
+            device_ways: devices
+                .parse::<IndexSet>()
+                .unwrap()
+                .iter()
+                .fold(0, |mask, way| mask | 1 << way),
+        };
+        let empty = parse_masks(&["", ""]);
+        for (devices, sizes, expected) in [
+            ("9-10", [4, 5], ["0-3", "4-8"]),
+            ("0-1", [4, 5], ["2-5", "6-10"]),
+            ("0-1", [5, 5], ["1-5", "6-10"]),
+            ("4-5", [4, 5], ["0-3", "6-10"]),
+            ("5", [3, 4], ["0-2", "6-9"]),
+            ("0-10", [4, 5], ["0-3", "4-8"]),
+        ] {
+            let support = ways(true, devices);
+            let assigned = assign(&empty, &sizes, &support);
+            assert_eq!(mask_strings(&assigned), expected, "devices fill {devices}");
+            assert_eq!(assign(&assigned, &sizes, &support), assigned);
+        }
+        let with_gaps = ways(false, "3-4");
+        let all = assign(&empty, &[5, 6], &with_gaps);
+        assert_eq!(mask_strings(&all), ["0-4", "5-10"]);
+        let fewer = assign(&all, &[3, 6], &with_gaps);
+        assert_eq!(mask_strings(&fewer), ["0-2", "5-10"]);
     }
 
     proptest! {

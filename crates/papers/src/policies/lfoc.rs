@@ -413,6 +413,7 @@ mod tests {
             min_ways: 1,
             contiguous: true,
             max_groups,
+            device_ways: 0,
         };
         let mut domain = PartitionedCache::new(cache, support);
         domain.processes = samples

@@ -403,6 +403,7 @@ mod tests {
             min_ways: 1,
             contiguous: true,
             max_groups: 8,
+            device_ways: 0,
         };
         let topology = last_level_caches(1, 4, CacheLevel::L3, 16 << 20);
         let capabilities = capabilities_fixture(&[]).with_partition(CacheId(0), ways);

@@ -1,5 +1,6 @@
 //! The reading end of the recorder's FIFO, which also watches the child.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
+use super::child_watch::{ChildWatch, NamedChildren, read_stat};
 use crate::TraceError;
 
 /// Time between SIGTERM and SIGKILL for a child that does not stop.
@@ -35,6 +37,7 @@ pub(super) struct FifoReader<'a> {
     exit_time: Option<Instant>,
     /// CPU time of the child's own children, which it had waited for when it ended.
     children_time: Duration,
+    child_watch: ChildWatch,
 }
 
 impl<'a> FifoReader<'a> {
@@ -72,6 +75,7 @@ impl<'a> FifoReader<'a> {
             was_killed: false,
             exit_time: None,
             children_time: Duration::ZERO,
+            child_watch: ChildWatch::default(),
         }
     }
 
@@ -93,6 +97,11 @@ impl<'a> FifoReader<'a> {
         self.children_time
     }
 
+    /// The processes that the program started, and that were seen, by name; none if they are followed.
+    pub(super) fn take_children(&mut self, program: &str) -> BTreeMap<String, NamedChildren> {
+        std::mem::take(&mut self.child_watch).finish(program)
+    }
+
     /// Whether the program has ended, and then reads the account of its children. The account goes with the zombie, so
     /// the zombie stays.
     fn observe_end(&mut self, options: WaitIdOptions) -> std::io::Result<bool> {
@@ -108,7 +117,8 @@ impl<'a> FifoReader<'a> {
             }
         };
         if has_ended {
-            self.children_time = read_children_time(self.child.id()).unwrap_or_default();
+            let stat = read_stat(self.child.id());
+            self.children_time = stat.map(|stat| stat.children_time).unwrap_or_default();
         }
         Ok(has_ended)
     }
@@ -141,6 +151,9 @@ impl<'a> FifoReader<'a> {
     }
 
     fn record_exit(&mut self) -> std::io::Result<()> {
+        if self.exit_time.is_none() && !self.follows_children {
+            self.child_watch.look(self.child.id());
+        }
         if self.exit_time.is_none()
             && self.observe_end(WaitIdOptions::NOHANG)?
             && self.child.try_wait()?.is_some()
@@ -149,21 +162,6 @@ impl<'a> FifoReader<'a> {
         }
         Ok(())
     }
-}
-
-/// The CPU time of the children that a process has waited for, by `/proc/PID/stat`; `None` if it cannot be read.
-fn read_children_time(pid: u32) -> Option<Duration> {
-    let path = format!("/proc/{pid}/stat");
-    let stat = cachemate_files::read_text_limited(Path::new(&path), 4096).ok()?;
-    // The name may contain spaces and parentheses; the state, which is the third field, follows it.
-    let (_, fields) = stat.rsplit_once(')')?;
-    let fields: Vec<&str> = fields.split_whitespace().collect();
-    let ticks_of = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
-    let ticks = ticks_of(16)?.checked_add(ticks_of(17)?)?;
-    let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
-    Some(Duration::from_millis(
-        ticks.saturating_mul(1000) / ticks_per_second,
-    ))
 }
 
 impl Read for FifoReader<'_> {

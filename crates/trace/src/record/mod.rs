@@ -14,6 +14,7 @@
 //! while it grows (readable to its last complete block). The program's exit status is part of the
 //! result and never an error of the recorder.
 
+mod child_watch;
 mod chunks;
 mod fifo;
 mod valgrind;
@@ -35,6 +36,7 @@ use crate::{
     AccessRecord, CmtWriter, L1Filter, TraceError, TraceHeader, TraceReader, TraceTotals,
     create_output,
 };
+use child_watch::describe_children;
 use chunks::{ChunkDecoder, PROCESS_SHIFT};
 use fifo::FifoReader;
 pub use valgrind::{RecorderTool, find_recorder_tool};
@@ -245,6 +247,7 @@ impl Recorder {
             .wait()
             .map_err(TraceError::io_error("valgrind", "wait for"))?;
         let children_time = fifo.children_time();
+        let children = fifo.take_children(&self.command[0]);
         let recording_end = match (was_stopped, fifo.is_stop_requested, status.code()) {
             (true, true, _) => RecordingEnd::AtMax,
             (true, false, _) => RecordingEnd::Interrupted,
@@ -303,7 +306,7 @@ impl Recorder {
             RecorderTool::Tool { .. }
                 if leaves_children && children_time >= MIN_NOTED_CHILDREN_TIME =>
             {
-                Some(children_note(children_time))
+                Some(children_note(children_time, &describe_children(&children)))
             }
             RecorderTool::Tool { .. } => None,
         };
@@ -563,10 +566,15 @@ const NO_BURST_REASON: &str =
 /// CPU time of children that are not recorded from which the recording has a note.
 const MIN_NOTED_CHILDREN_TIME: Duration = Duration::from_millis(100);
 
-fn children_note(time: Duration) -> String {
+/// `names` is empty if no child lived long enough to be seen, or if the kernel does not list children.
+fn children_note(time: Duration, names: &str) -> String {
+    let names = match names {
+        "" => String::new(),
+        names => format!(" ({names})"),
+    };
     format!(
-        "processes that the program started used {:.1} s of CPU time and are not in the file: follow children, or record the \
-         program that does the work itself",
+        "processes that the program started used {:.1} s of CPU time and are not in the file{names}: follow children, or \
+         record the program that does the work itself",
         time.as_secs_f64()
     )
 }

@@ -546,7 +546,7 @@ fn threads_keep_their_creation_order_and_kernel_ids() {
     );
 }
 
-/// Are children left unrecorded or recorded as separate processes, as requested?
+/// Are children left unrecorded and named, or recorded as separate processes, as requested?
 #[test]
 fn children_are_left_unrecorded_or_recorded_separately() {
     let dir = tempfile::tempdir().unwrap();
@@ -574,7 +574,8 @@ fn children_are_left_unrecorded_or_recorded_separately() {
     })
     .note
     .unwrap();
-    assert!(note.contains("not in the file: follow children"), "{note}");
+    let named = "not in the file (sh: 1 process, ";
+    assert!(note.contains(named) && note.contains("): follow"), "{note}");
     let replaced = vec!["sh".to_string(), "-c".to_string(), "exec true".to_string()];
     let note = run(&Recorder {
         command: replaced,

@@ -121,6 +121,7 @@ pub mod tests {
                 min_ways: 1,
                 contiguous: true,
                 max_groups: 4,
+                device_ways: 0,
             }),
         }
     }

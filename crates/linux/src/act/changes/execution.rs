@@ -18,6 +18,7 @@ use crate::act::resctrl::WayController;
 use crate::act::thread_rotation::ThreadRotation;
 use crate::kernel::{Kernel, ThreadKey, is_gone, lock};
 use crate::safety::journal::{self, JournalObject, ObjectState};
+use crate::safety::object_state::ObjectAccess;
 
 /// Lends the kernel for a few calls at a time, because the runners of gangs need it in between.
 pub(crate) trait KernelLender {
@@ -230,9 +231,9 @@ impl<'a, L: KernelLender> Execution<'a, L> {
                 }
                 Err(error) if later_change.id == change.id => {
                     let object = journal_object(change, snapshot);
-                    return Err(host
-                        .kernel
-                        .with_kernel(|kernel| refusal(kernel, &item, &object, &error)));
+                    return Err(host.kernel.with_kernel(|kernel| {
+                        refusal(kernel, &item, &object, ObjectAccess::Read, &error)
+                    }));
                 }
                 Err(_) => {} // `apply` reports the error when it reaches this change
             }

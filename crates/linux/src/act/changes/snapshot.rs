@@ -17,7 +17,7 @@ use crate::act::desired_state::{DesiredState, refusal};
 use crate::kernel::scheduling::EXT;
 use crate::kernel::{Kernel, ThreadKey};
 use crate::safety::journal::{JournalObject, ObjectState};
-use crate::safety::object_state::read_state;
+use crate::safety::object_state::{ObjectAccess, read_state};
 use crate::sense::tasks::ManagedThread;
 
 /// The nice value that gives `weight` times the CPU share of `original`: one step is a factor of 1.25 in Linux's
@@ -158,7 +158,7 @@ impl HostSnapshot {
             }
             Err(error) => {
                 self.refused_items
-                    .push(refusal(kernel, &item, object, &error));
+                    .push(refusal(kernel, &item, object, ObjectAccess::Read, &error));
                 None
             }
         }

@@ -359,8 +359,10 @@ impl Resctrl {
                 ways,
                 min_ways,
                 must_be_contiguous: contiguous,
+                ref shared_with_io,
                 ..
             } = *resctrl_cache;
+            let device_ways = shared_with_io.iter().filter(|way| *way < u64::BITS);
             (
                 cache,
                 PartitionSupport::Ways {
@@ -368,6 +370,7 @@ impl Resctrl {
                     min_ways,
                     contiguous,
                     max_groups,
+                    device_ways: device_ways.fold(0, |mask, way| mask | 1 << way),
                 },
             )
         };

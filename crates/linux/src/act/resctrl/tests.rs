@@ -94,6 +94,7 @@ fn the_guests_trees_are_read() {
         min_ways: 1,
         contiguous: true,
         max_groups: 8,
+        device_ways: 1 << 2,
     };
     let caches: Vec<_> = guest
         .caches
@@ -174,6 +175,7 @@ fn an_intel_host_with_code_and_data_apart_is_read() {
         min_ways: 2,
         contiguous: true,
         max_groups: 4,
+        device_ways: 0b11 << 9,
     };
     assert_eq!(intel.partitions(), [(CacheId(0), ways), (CacheId(1), ways)]);
     assert_eq!(
@@ -213,6 +215,7 @@ fn an_epyc_with_sparse_ids_and_other_owners_is_read() {
         min_ways: 1,
         contiguous: false,
         max_groups: 14,
+        device_ways: 0,
     };
     assert_eq!(epyc.partitions().len(), 4);
     assert_eq!(epyc.partitions()[2], (CacheId(2), ways));
@@ -666,7 +669,7 @@ fn the_rest_of_a_plan_is_applied_if_classes_run_out() {
     assert!(
         applied.refused_items[0]
             .message
-            .ends_with("resctrl says: Out of CLOSIDs"),
+            .ends_with("`cachemate doctor` names who has them; resctrl says: Out of CLOSIDs"),
         "{}",
         applied.refused_items[0].message
     );

@@ -23,7 +23,7 @@ use crate::act::changes::{HostSnapshot, plan_item};
 use crate::act::desired_state::refusal;
 use crate::kernel::{DirLock, Kernel, ThreadKey};
 use crate::safety::journal::{JournalObject, ObjectState};
-use crate::safety::object_state::read_state;
+use crate::safety::object_state::{ObjectAccess, read_state};
 use crate::sense::tasks::ManagedThread;
 
 /// Maximum wait for another process's lock on resctrl before the plan's shares are refused for this window.
@@ -256,9 +256,13 @@ impl WayController {
                 Ok(ObjectState::Group(group)) => group,
                 Ok(_) => continue,
                 Err(error) => {
-                    snapshot
-                        .refused_items
-                        .push(refusal(kernel, &item, &object, &error));
+                    snapshot.refused_items.push(refusal(
+                        kernel,
+                        &item,
+                        &object,
+                        ObjectAccess::Read,
+                        &error,
+                    ));
                     continue;
                 }
             };

@@ -244,6 +244,13 @@ pub(super) fn check_io_ways(kernel: &dyn Kernel, resctrl: &FoundResctrl) -> Capa
                 ways.join(" or "),
                 with_devices.len()
             );
+            text += match with_devices
+                .iter()
+                .all(|cache| cache.shared_with_io.count() >= cache.ways)
+            {
+                true => ", which leaves none for groups alone",
+                false => ", which plans give out last",
+            };
             if sharers.is_empty() {
                 text += "; of all groups, only the root group may share them";
             } else {

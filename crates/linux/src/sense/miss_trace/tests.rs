@@ -58,8 +58,7 @@ impl FreshPages {
 }
 
 fn own_tid() -> i32 {
-    // SAFETY: the call takes no argument and always succeeds.
-    unsafe { libc::gettid() }
+    rustix::thread::gettid().as_raw_nonzero().get()
 }
 
 /// Does a trace have every access of its thread in order, none of another thread, and counts over the same time?

@@ -16,6 +16,7 @@ use std::path::Path;
 use cachemate_core::SplitMix64;
 
 use crate::kernel::Kernel;
+use crate::kernel::refused_calls::KernelCall;
 
 const WORD_BYTES: u64 = 8;
 const PAGE_BYTES: u64 = 4096;
@@ -81,9 +82,11 @@ impl WatchCandidates {
     /// # Errors
     /// The process has exited, or has no writable memory of its own.
     pub fn refresh(&mut self, kernel: &dyn Kernel, pid: i32) -> io::Result<()> {
-        self.replace_mappings(writable_mappings(
-            &kernel.read(Path::new(&format!("/proc/{pid}/maps")))?,
-        ));
+        let path = format!("/proc/{pid}/maps");
+        let text = kernel.read(Path::new(&path)).map_err(|error| {
+            io::Error::new(error.kind(), KernelCall::ReadFile.describe(&path, &error))
+        })?;
+        self.replace_mappings(writable_mappings(&text));
         if self.mappings.is_empty() {
             let message = format!("process {pid} has no writable memory of its own");
             return Err(io::Error::new(io::ErrorKind::NotFound, message));

@@ -80,9 +80,10 @@ impl ZstdFrames {
             frame_start += frame.content_bytes;
             first += 1;
         }
+        let later_frames = Vec::from(&self.frames[first..]);
         let mut reader = FrameReader {
             file: self.file.try_clone()?,
-            later_frames: self.frames[first..].to_vec().into_iter(),
+            later_frames: later_frames.into_iter(),
             decoder: None,
             rest_bytes: 0,
         };

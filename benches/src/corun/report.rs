@@ -170,6 +170,9 @@ impl CorunReport {
                 errors.len(),
             )
         };
+        let have_been_apart = looks(&pairs).any(|are_apart| are_apart);
+        let while_sharing: Vec<CorunPair> = pairs.iter().map(CorunPair::while_sharing).collect();
+        let summary_while_sharing = summarize(&while_sharing).filter(|_| have_been_apart);
         CorunReport {
             host: read_line("/proc/sys/kernel/hostname"),
             kernel: read_line("/proc/sys/kernel/osrelease"),
@@ -177,17 +180,7 @@ impl CorunReport {
             seed,
             seconds: elapsed.as_secs_f64(),
             summary: summarize(&pairs),
-            summary_while_sharing: looks(&pairs)
-                .any(|are_apart| are_apart)
-                .then(|| {
-                    summarize(
-                        &pairs
-                            .iter()
-                            .map(CorunPair::while_sharing)
-                            .collect::<Vec<_>>(),
-                    )
-                })
-                .flatten(),
+            summary_while_sharing,
             not_measurable: pairs.iter().filter(|pair| pair.usable().is_none()).count(),
             by_cause: errors
                 .into_iter()

@@ -545,7 +545,7 @@ fn damage_is_found_wherever_a_reader_begins() {
 
 /// Requests of some batches, for objects of one size.
 fn many_requests() -> Vec<u8> {
-    let request = |number: u64| [number, 512 << 32 | number % 9, number];
+    let request = |number: u64| [number, (512 << 32) | (number % 9), number];
     let words = (0..50_000).flat_map(request);
     words.flat_map(u64::to_le_bytes).collect()
 }

@@ -281,9 +281,12 @@ impl MemberRuns<'_> {
 
     /// The slowdown over all states: they change within a run, so that a run takes the mean of the times in them.
     fn mean_slowdown(&self, draw: usize) -> f64 {
-        let time = |runs: &[RunRates]| mean_over(self.states, runs, |run| 1.0 + run.slowdown);
-        let alone_time = self.alone.get(draw).map_or(1.0, |alone| time(alone));
-        (time(&self.together[draw]) / alone_time - 1.0).max(0.0)
+        let added_time = |runs: &[RunRates]| mean_over(self.states, runs, |run| run.slowdown);
+        let together = added_time(&self.together[draw]);
+        match self.alone.get(draw) {
+            Some(alone) => ((1.0 + together) / (1.0 + added_time(alone)) - 1.0).max(0.0),
+            None => together,
+        }
     }
 
     /// The change of the slowdown at another speed. Alone, the program has the speed of its profile, however much space

@@ -158,8 +158,8 @@ pub struct CacheSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub apart_share: Option<f64>,
     /// Mean time for which a line stays in the pool that was touched once, as a share of that of a line that was touched
-    /// again there, above 0 and at most 1; `None` for 1 ([`crate::LineLifetimes`]). Many caches keep new lines on probation,
-    /// so that a working set has to come back sooner to get into the cache than to remain there.
+    /// again there, above 0 and at most 1: lines leave at random ([`crate::LineLifetimes`]); `None` for LRU. Many caches keep
+    /// new lines on probation, so that a working set has to come back sooner to get into the cache than to remain there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probation_share: Option<f64>,
     /// The treatment of stores.

@@ -258,7 +258,8 @@ impl IntervalEngine {
                 .with_lifetimes(
                     last_level
                         .pool_bytes
-                        .map(|_| LineLifetimes::new(last_level.probation_share.unwrap_or(1.0))),
+                        .and(last_level.probation_share)
+                        .map(LineLifetimes::new),
                 ),
             line_bytes,
             programs: Vec::new(),

@@ -446,7 +446,7 @@ mod tests {
 
     /// A program on one CPU under a fair scheduler.
     #[derive(Clone, Copy)]
-    struct Program {
+    struct FairProgram {
         /// CPU time that it gets beside others, relative to that of a program of nice value 0.
         weight: f64,
         burst_ms: f64,
@@ -459,8 +459,8 @@ mod tests {
     const WINDOWS: usize = 20;
     const STEP_MS: f64 = 0.25;
 
-    fn program(weight: f64, burst_ms: f64, pause_ms: f64) -> Program {
-        Program {
+    fn program(weight: f64, burst_ms: f64, pause_ms: f64) -> FairProgram {
+        FairProgram {
             weight,
             burst_ms,
             pause_ms,
@@ -478,7 +478,7 @@ mod tests {
     /// the one that had least weighted time runs, for at least 3 ms unless another wakes. The result has the CPU times
     /// of the others by window, the waits of the first, and who ran in them.
     fn schedule(
-        mut programs: Vec<Program>,
+        mut programs: Vec<FairProgram>,
         random: &mut SplitMix64,
     ) -> (Vec<Vec<f64>>, Vec<f64>, Vec<f64>) {
         let others = programs.len() - 1;
@@ -487,7 +487,7 @@ mod tests {
         let (mut running, mut slice_ms): (Option<usize>, f64) = (None, 0.0);
         for step in 0..WINDOWS * (1000.0 / STEP_MS) as usize {
             let window = (step as f64 * STEP_MS / 1000.0) as usize;
-            let is_ready = |program: &Program| program.remaining_ms > 0.0;
+            let is_ready = |program: &FairProgram| program.remaining_ms > 0.0;
             let ready = programs.iter().filter(|program| is_ready(program));
             let least_ms = ready.map(|program| program.weighted_ms).reduce(f64::min);
             let mut has_woken = false;

@@ -124,9 +124,9 @@ impl ChildWatch {
 
 /// The ids of the children of all threads of a process.
 fn children_of(pid: u32) -> Vec<u32> {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
-    let lists = threads.into_iter().flatten().flatten().filter_map(|entry| {
-        cachemate_files::read_text_limited(&entry.path().join("children"), 1 << 16).ok()
+    let threads = cachemate_files::list_subdirs(Path::new(&format!("/proc/{pid}/task")));
+    let lists = threads.into_iter().flatten().filter_map(|thread| {
+        cachemate_files::read_text_limited(&thread.join("children"), 1 << 16).ok()
     });
     lists
         .flat_map(|list| {

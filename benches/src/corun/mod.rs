@@ -383,7 +383,7 @@ impl CorunHost {
         beside.extend(wide.iter().map(|companion| companion.workload));
 
         let sharing = look_at_sharing(&self.topology).ok().flatten();
-        let are_apart = sharing.and_then(|check| Some(!check.do_share()?));
+        let are_apart = sharing.and_then(|check| check.are_apart());
         let mut times = vec![ProcessTime::default(); beside.len()];
         for turn in 0..beside.len() {
             let index = if is_reversed {

@@ -9,7 +9,7 @@
 //! little more need for space it no longer fits and loses 60 %, so the interval reaches up to
 //! there, and a plan that depends on the 1 % can be seen to be a bet.
 
-use cachemate_core::{CpuId, Estimate, MachineSpec, MissRatio, median};
+use cachemate_core::{CacheSpec, CpuId, Estimate, MachineSpec, MissRatio, median};
 use cachemate_interval::engine::{
     DEMAND, FILLS, IntervalEngine, REFERENCES, SOLO_CYCLES, TaskTotals,
 };
@@ -437,12 +437,15 @@ fn machine_with_cores(machine: &MachineSpec, cores: u32) -> MachineSpec {
 
 /// Makes each last-level cache, of unchanged size, that of so many cores.
 fn share_last_level(machine: &mut MachineSpec, cores: u32) {
+    for cache in last_level_caches_mut(machine) {
+        cache.shared_by_cores = cores;
+    }
+}
+
+fn last_level_caches_mut(machine: &mut MachineSpec) -> impl Iterator<Item = &mut CacheSpec> {
     let level = machine.last_level_cache().map(|cache| cache.level);
-    machine
-        .caches
-        .iter_mut()
-        .filter(|cache| Some(cache.level) == level)
-        .for_each(|cache| cache.shared_by_cores = cores);
+    let caches = machine.caches.iter_mut();
+    caches.filter(move |cache| Some(cache.level) == level)
 }
 
 fn is_pooled(machine: &MachineSpec) -> bool {
@@ -471,11 +474,10 @@ fn host_states(machine: &MachineSpec) -> Vec<HostState> {
             time_share: 1.0,
         }];
     };
-    let level = contended.level;
     let spreads = [contended.neighbor_spread, contended.pool_spread];
     let with_factors = |traffic_factor: f64, pool_factor: f64| {
         let mut state = machine.clone();
-        for cache in state.caches.iter_mut().filter(|cache| cache.level == level) {
+        for cache in last_level_caches_mut(&mut state) {
             let rate = cache.neighbor_bytes_per_cycle;
             cache.neighbor_bytes_per_cycle = rate.map(|rate| traffic_factor * rate);
             let pool = cache.pool_bytes;
@@ -694,12 +696,7 @@ mod tests {
         let size_bytes = machine.last_level_cache().unwrap().size_bytes;
 
         let mut loss_with = |pool_factor: u64, bytes_per_cycle: f64| {
-            let level = machine.last_level_cache().map(|cache| cache.level);
-            for cache in machine
-                .caches
-                .iter_mut()
-                .filter(|cache| Some(cache.level) == level)
-            {
+            for cache in last_level_caches_mut(&mut machine) {
                 cache.pool_bytes = Some(pool_factor * size_bytes);
                 cache.neighbor_bytes_per_cycle = Some(bytes_per_cycle);
             }
@@ -847,13 +844,10 @@ mod tests {
         let large = steady_program(reusing_job("large", &machine, 0.8, 0.02));
         let stream = steady_program(streaming_job(&machine, 0.02));
         let mut with_neighbors = |bytes_per_cycle: f64, spread: Option<f64>| {
-            let level = machine.last_level_cache().map(|cache| cache.level);
-            for cache in &mut machine.caches {
-                if Some(cache.level) == level {
-                    cache.pool_bytes = Some(cache.size_bytes);
-                    cache.neighbor_bytes_per_cycle = Some(bytes_per_cycle);
-                    cache.neighbor_spread = spread;
-                }
+            for cache in last_level_caches_mut(&mut machine) {
+                cache.pool_bytes = Some(cache.size_bytes);
+                cache.neighbor_bytes_per_cycle = Some(bytes_per_cycle);
+                cache.neighbor_spread = spread;
             }
             machine.clone()
         };
@@ -914,12 +908,8 @@ mod tests {
         machine.memory.bytes_per_cycle = 1e3;
         let large = steady_program(reusing_job("large", &machine, 0.8, 0.02));
         let stream = steady_program(streaming_job(&machine, 0.02));
-        let level = machine.last_level_cache().map(|cache| cache.level);
         let mut loss_with = |apart_share: Option<f64>| {
-            let caches = machine.caches.iter_mut();
-            caches
-                .filter(|cache| Some(cache.level) == level)
-                .for_each(|cache| cache.apart_share = apart_share);
+            last_level_caches_mut(&mut machine).for_each(|cache| cache.apart_share = apart_share);
             forecast_pairs(&machine, &[&large, &stream]).unwrap()[0][1]
         };
         let shared = loss_with(None);

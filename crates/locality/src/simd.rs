@@ -196,25 +196,6 @@ static KEEP_ABOVE: [u32; 32] = {
     above_masks
 };
 
-/// For each set of four lanes of 64 bits, the halves of its lanes in order, followed by any others.
-static PACKING_ORDERS: [[u32; 8]; 16] = {
-    let mut orders = [[0; 8]; 16];
-    let mut lanes = 0;
-    while lanes < 16 {
-        let (mut lane, mut count) = (0, 0);
-        while lane < 4 {
-            if lanes >> lane & 1 == 1 {
-                orders[lanes][count] = 2 * lane;
-                orders[lanes][count + 1] = 2 * lane + 1;
-                count += 2;
-            }
-            lane += 1;
-        }
-        lanes += 1;
-    }
-    orders
-};
-
 /// Moves `tag` to lane 0. Returns a mask with the bit of the lane that contained the tag, or 0 if none did. There is no
 /// early exit, because the lane cannot be predicted.
 #[cfg(any(test, not(target_arch = "x86_64")))]
@@ -322,8 +303,27 @@ pub(crate) use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{KEEP_ABOVE, Lanes, ONES_U16, ONES_U32, PACKING_ORDERS, Portable, U16x32, U32x16};
+    use super::{KEEP_ABOVE, Lanes, ONES_U16, ONES_U32, Portable, U16x32, U32x16};
     use std::arch::x86_64::*;
+
+    /// For each set of four lanes of 64 bits, the halves of its lanes in order, followed by any others.
+    static PACKING_ORDERS: [[u32; 8]; 16] = {
+        let mut orders = [[0; 8]; 16];
+        let mut lanes = 0;
+        while lanes < 16 {
+            let (mut lane, mut count) = (0, 0);
+            while lane < 4 {
+                if lanes >> lane & 1 == 1 {
+                    orders[lanes][count] = 2 * lane;
+                    orders[lanes][count + 1] = 2 * lane + 1;
+                    count += 2;
+                }
+                lane += 1;
+            }
+            lanes += 1;
+        }
+        orders
+    };
 
     pub(crate) struct Avx512;
 

@@ -236,8 +236,8 @@ pub fn build_machine(
         sources.add(KeySource::measured(measured), key);
     }
     let assumed_bandwidth = (cores.len() / usable_node_count) as f64 * MEMORY_BYTES_PER_S_PER_CORE;
+    let streaming_cores = caches.last().map_or(1, |cache| cache.shared_by_cores);
     let bytes_per_s = calibration.map_or(assumed_bandwidth, |host| {
-        let streaming_cores = caches.last().map_or(1, |cache| cache.shared_by_cores);
         memory_bandwidth(host, streaming_cores, cores_per_package as u32)
     });
     let prefetchers = calibration.map_or_else(
@@ -260,9 +260,8 @@ pub fn build_machine(
         "memory.local_latency_cycles, pipeline.mshrs, mispredict_cycles, prefetchers",
     );
     let has_seen_streams_together = calibration.filter(|host| {
-        let streaming_cores = caches.last().map_or(1, |cache| cache.shared_by_cores);
-        let bandwidth = &host.bandwidth;
-        streaming_cores == 1 || bandwidth.package_read.or(bandwidth.cache_read).is_some()
+        streaming_cores == 1
+            || streams_together(host, streaming_cores, cores_per_package as u32).is_some()
     });
     sources.add(
         KeySource::measured(has_seen_streams_together),
@@ -527,15 +526,26 @@ fn set_owned_size(cache: &mut CacheSpec, owned_bytes: f64) {
     cache.size_bytes = (rows * row_bytes).min(cache.size_bytes);
 }
 
+/// Bandwidth of streams on several cores at once, and their number; `None` if it was not measured.
+fn streams_together(
+    host: &HostCalibration,
+    streaming_cores: u32,
+    package_cores: u32,
+) -> Option<(f64, u32)> {
+    let of_package = host
+        .bandwidth
+        .package_read
+        .map(|read| (read.value, package_cores));
+    of_package.or_else(|| Some((host.bandwidth.cache_read?.value, streaming_cores)))
+}
+
 /// Bandwidth of a package's memory in bytes per second. Streams on all cores of a cache need not saturate it: it is the
 /// bandwidth at which streams with the measured overlap slow each other down as much as measured.
 fn memory_bandwidth(host: &HostCalibration, streaming_cores: u32, package_cores: u32) -> f64 {
     let alone = host.bandwidth.core_read.value;
-    let (together, cores) = match (host.bandwidth.package_read, host.bandwidth.cache_read) {
-        (Some(read), _) => (read.value, package_cores),
-        (None, Some(read)) => (read.value, streaming_cores),
+    let Some((together, cores)) = streams_together(host, streaming_cores, package_cores) else {
         // How much streams slow each other down was not measured.
-        (None, None) => return f64::from(streaming_cores) * alone,
+        return f64::from(streaming_cores) * alone;
     };
     let source = LineSource {
         cycles: 64e9 / alone,

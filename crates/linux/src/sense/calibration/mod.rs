@@ -668,7 +668,7 @@ pub fn measure_host(
     }
     let mut neighbors = NeighborHistory::default();
     neighbors.add(NeighborSample {
-        are_apart: told_to_share.and_then(|check| Some(!check.do_share()?)),
+        are_apart: told_to_share.and_then(|check| check.are_apart()),
         ..neighbors_now
     });
     Ok(HostCalibration {
@@ -731,7 +731,7 @@ pub fn sample_neighbors(
     }
     let sharing = check_sharing(&sampler, &part)?;
     Ok(NeighborSample {
-        are_apart: sharing.and_then(|check| Some(!check.do_share()?)),
+        are_apart: sharing.and_then(|check| check.are_apart()),
         ..sample
     })
 }
@@ -1125,10 +1125,7 @@ fn measure_private_half_time(
         sampler.seed += 1;
         let seed = sampler.seed;
         sampler.buffer.walk::<8>(walk_bytes, lines / 2, seed);
-        let start = Instant::now();
-        while start.elapsed() < pause {
-            multiply(1000);
-        }
+        compute_for(pause);
         let start = Instant::now();
         sampler.buffer.walk::<1>(walk_bytes, steps, seed + 1000);
         start.elapsed().as_nanos() as f64 / steps as f64 - latencies.loop_ns
@@ -1142,17 +1139,32 @@ fn measure_private_half_time(
         }
     }
     let resident_ns = at_quantile(resident_ns, LOWER_QUARTILE)?.value;
+    half_time_ns(&PAUSES_US, paused_ns, [resident_ns, lost_ns])
+}
+
+/// Lets the core compute without touching memory.
+fn compute_for(pause: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < pause {
+        multiply(1000);
+    }
+}
+
+/// The time after which half of some lines had left, from the times of a load at each of their ages: that of a resident line at
+/// first, and that of a lost one at last. `None` if they stay for longer.
+fn half_time_ns(
+    ages_us: &[u64],
+    times_ns: Vec<Vec<f64>>,
+    [resident_ns, lost_ns]: [f64; 2],
+) -> Option<Estimate> {
     let span_ns = (lost_ns - resident_ns).max(1.0);
-    let lost_shares = paused_ns.into_iter().map(|times| {
+    let lost_shares = times_ns.into_iter().map(|times| {
         Some(scaled(at_quantile(times, MEDIAN)?, |ns| {
             (ns - resident_ns) / span_ns
         }))
     });
-    analysis::half_time_ns(
-        &PAUSES_US,
-        &lost_shares.collect::<Option<Vec<Estimate>>>()?,
-        LOST_SHARE,
-    )
+    let lost_shares = lost_shares.collect::<Option<Vec<Estimate>>>()?;
+    analysis::half_time_ns(ages_us, &lost_shares, LOST_SHARE)
 }
 
 /// How lines of this system leave the shared cache while it touches none.
@@ -1205,18 +1217,11 @@ fn measure_shared_lifetimes(
     let [again, new] = LINE_TOUCHES.map(times_after);
     // Lines that were touched again and are looked for at once are resident.
     let resident_ns = at_quantile(again.as_ref()?.0[0].clone(), LOWER_QUARTILE)?.value;
-    let span_ns = (memory_ns - resident_ns).max(1.0);
-    let half_time_ns = |(step_ns, ages_us): (Vec<Vec<f64>>, [u64; LIFETIME_PAUSES_US.len()])| {
-        let lost_shares = step_ns.into_iter().map(|times| {
-            Some(scaled(at_quantile(times, MEDIAN)?, |ns| {
-                (ns - resident_ns) / span_ns
-            }))
-        });
-        let lost_shares = lost_shares.collect::<Option<Vec<Estimate>>>()?;
-        Some(analysis::half_time_ns(&ages_us, &lost_shares, LOST_SHARE)?.value)
+    let half_time = |(step_ns, ages_us): (Vec<Vec<f64>>, [u64; LIFETIME_PAUSES_US.len()])| {
+        Some(half_time_ns(&ages_us, step_ns, [resident_ns, memory_ns])?.value)
     };
-    let again_ns = half_time_ns(again?)?;
-    let new_ns = new.and_then(half_time_ns);
+    let again_ns = half_time(again?)?;
+    let new_ns = new.and_then(half_time);
     let lifetimes = new_ns.map_or(LineLifetimes::new(1.0), |new_ns| {
         LineLifetimes::of_half_times((new_ns / again_ns).max(MIN_PROBATION_SHARE))
     });
@@ -1243,10 +1248,7 @@ fn step_ns_after(
     }
     pass_ns.push(start.elapsed().as_nanos() as f64);
 
-    let start = Instant::now();
-    while start.elapsed() < pause {
-        multiply(1000);
-    }
+    compute_for(pause);
     let start = Instant::now();
     buffer.scatter::<true>(bytes, looked_lines);
     start.elapsed().as_nanos() as f64 / looked_lines as f64

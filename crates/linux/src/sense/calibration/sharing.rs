@@ -57,6 +57,11 @@ impl SharingCheck {
         }
     }
 
+    /// Whether they share none by these times.
+    pub fn are_apart(&self) -> Option<bool> {
+        Some(!self.do_share()?)
+    }
+
     /// Says what was measured, in one line.
     pub fn describe(&self) -> String {
         let [walking, reading] = self.cpus;

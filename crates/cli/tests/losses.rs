@@ -3,6 +3,9 @@
 
 mod common;
 
+use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -16,9 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const PHASE: Duration = Duration::from_secs(8);
 
 /// Starts a program that never sleeps, on one CPU.
-fn start_on(cpu: u32, program: &str, args: &[&str]) -> ChildGuard {
-    let child = Command::new(program)
-        .args(args)
+fn start_on(cpu: u32, command: &mut Command) -> ChildGuard {
+    let child = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()
@@ -31,9 +33,10 @@ fn start_on(cpu: u32, program: &str, args: &[&str]) -> ChildGuard {
     guard
 }
 
-/// A program that only computes.
-fn start_spinner(cpu: u32) -> ChildGuard {
-    start_on(cpu, "sh", &["-c", "while :; do :; done"])
+/// A program that only computes, under a name that no other program of the host has.
+fn start_spinner(cpu: u32, program: &Path) -> ChildGuard {
+    let spins = ["-c", "while :; do :; done"];
+    start_on(cpu, Command::new(program).arg0("sh").args(spins))
 }
 
 fn service_named(status: &Value, name: &str) -> Option<Value> {
@@ -51,14 +54,14 @@ fn a_spinner_is_named_for_waiting_and_not_for_the_cache() {
     let cpu = cpus.unwrap().first().unwrap();
     let dir = tempfile::tempdir().unwrap();
     // Each block costs two system calls, which are the measure of its work without counters.
-    let copier = start_on(
-        cpu,
-        "dd",
-        &["if=/dev/zero", "of=/dev/null", "bs=512", "status=none"],
-    );
+    let copies = ["if=/dev/zero", "of=/dev/null", "bs=512", "status=none"];
+    let copier = start_on(cpu, Command::new("dd").args(copies));
     // The pids of the spinners are not known yet, so that a rule names their command.
+    let name = format!("spin{}", std::process::id());
+    let program = dir.path().join(&name);
+    symlink("/bin/sh", &program).unwrap();
     let config = format!(
-        "window_ms = 200\npolicy = {{ name = \"default\" }}\n[[rules]]\npid = {}\n[[rules]]\ncommand = \"sh\"\n",
+        "window_ms = 200\npolicy = {{ name = \"default\" }}\n[[rules]]\npid = {}\n[[rules]]\ncommand = \"{name}\"\n",
         copier.pid()
     );
     let mut daemon = start_daemon(dir.path(), &config);
@@ -67,25 +70,26 @@ fn a_spinner_is_named_for_waiting_and_not_for_the_cache() {
         status["windows"].as_u64() > Some(30) && service_named(status, "dd").is_some()
     });
     for round in 0..2 {
-        let spinners = [start_spinner(cpu), start_spinner(cpu)];
+        let spinners = [(); 2].map(|()| start_spinner(cpu, &program));
         let waits = |status: &Value| {
             service_named(status, "dd").is_some_and(|copier| {
                 copier["waiting_percent"].as_f64() > Some(80.0)
-                    && copier["waiting_by"][0]["service"] == "sh"
+                    && copier["waiting_by"][0]["service"] == name.as_str()
                     && copier["waiting_by"][0]["share"].as_f64() > Some(0.5)
             })
         };
         status_when(dir.path(), "the culprit of the waiting", poll, waits);
-        assert_innocent(dir.path(), &format!("round {round}, together"));
+        assert_innocent(dir.path(), &name, &format!("round {round}, together"));
         drop(spinners);
-        assert_innocent(dir.path(), &format!("round {round}, afterward"));
+        assert_innocent(dir.path(), &name, &format!("round {round}, afterward"));
     }
     // The culprit has ended, and the daemon still explains it.
     let start = Instant::now();
     loop {
-        let explained = run(dir.path(), &["explain", "sh", "--socket", "s.sock"]);
+        let explained = run(dir.path(), &["explain", &name, "--socket", "s.sock"]);
         let text = &explained.out;
-        if text.starts_with("sh does not run now; its history") && text.contains("losses of\n  dd")
+        if text.starts_with(&format!("{name} does not run now; its history"))
+            && text.contains("losses of\n  dd")
         {
             break;
         }
@@ -95,7 +99,7 @@ fn a_spinner_is_named_for_waiting_and_not_for_the_cache() {
     stop(&mut daemon);
 
     // The daemon and the culprit have ended, and the history is there.
-    let text = run(dir.path(), &["history", "sh", "--state-dir", "state"])
+    let text = run(dir.path(), &["history", &name, "--state-dir", "state"])
         .ok()
         .out;
     assert!(
@@ -117,7 +121,7 @@ fn a_spinner_is_named_for_waiting_and_not_for_the_cache() {
 
 /// Watches for a phase that no cache loss of the copier by a spinner is claimed.
 #[track_caller]
-fn assert_innocent(dir: &std::path::Path, phase: &str) {
+fn assert_innocent(dir: &Path, spinner: &str, phase: &str) {
     let start = Instant::now();
     while start.elapsed() < PHASE {
         let status = run(dir, &["status", "--json", "--socket", "s.sock"]).json();
@@ -125,7 +129,7 @@ fn assert_innocent(dir: &std::path::Path, phase: &str) {
         let causes = copier["cache_by"].as_array().unwrap();
         let accused = causes
             .iter()
-            .find(|cause| cause["service"] == "sh" && cause["percent"].as_f64() > Some(0.0));
+            .find(|cause| cause["service"] == spinner && cause["percent"].as_f64() > Some(0.0));
         assert!(accused.is_none(), "{phase}: {copier}");
         std::thread::sleep(Duration::from_millis(200));
     }

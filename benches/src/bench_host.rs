@@ -114,15 +114,9 @@ impl BenchHost {
         self.stop_flag.load(Ordering::Relaxed) || Instant::now() >= self.deadline
     }
 
-    /// Do the two CPUs share a cache at present? `None` if the measurement is unclear, or the CPUs are busy.
+    /// Do the two CPUs share a cache at present?
     pub fn measure_sharing(&self) -> Option<bool> {
-        // A busy CPU invalidates one of three attempts rather than the whole sample.
-        let round_trip_sample = (0..3).find_map(|_| round_trip(self.cpus).ok())?;
-        match RoundTripBounds::default().classify(round_trip_sample.round_trip_ns) {
-            SharingVerdict::Shared => Some(true),
-            SharingVerdict::Split => Some(false),
-            SharingVerdict::Unclear => None,
-        }
+        measure_sharing(self.cpus)
     }
 
     /// Runs `sample` between two ping-pongs. The verdict on sharing is `None` if they differ or are unclear.
@@ -144,6 +138,17 @@ impl BenchHost {
                 Duration::from_millis(20).min(wake_time.saturating_duration_since(Instant::now())),
             );
         }
+    }
+}
+
+/// Do two CPUs share a cache at present? `None` if the measurement is unclear, or the CPUs are busy.
+pub fn measure_sharing(cpus: (CpuId, CpuId)) -> Option<bool> {
+    // A busy CPU invalidates one of three attempts rather than the whole sample.
+    let sample = (0..3).find_map(|_| round_trip(cpus).ok())?;
+    match RoundTripBounds::default().classify(sample.round_trip_ns) {
+        SharingVerdict::Shared => Some(true),
+        SharingVerdict::Split => Some(false),
+        SharingVerdict::Unclear => None,
     }
 }
 

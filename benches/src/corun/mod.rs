@@ -30,9 +30,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use cachemate_core::{CpuId, MachineSpec, SplitMix64, Topology, median, quantile};
+use cachemate_core::{CpuId, MachineSpec, SplitMix64, median, quantile};
 use cachemate_daemon::{end_with_parent, host};
-use cachemate_linux::sense::calibration::look_at_sharing;
 use cachemate_linux::sense::probes::PinnedThread;
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -43,7 +42,7 @@ use serde::Serialize;
 use self::report::CorunReport;
 use self::turns::{MeasuredProgram, TurnTaker};
 use self::workloads::{CorunProgram, CorunProgramSet};
-use crate::bench_host::run_command;
+use crate::bench_host::{measure_sharing, run_command};
 use crate::live::{find_command, find_two_cpus};
 
 /// Forecast slowdowns of pairs of real programs on this host, then measure them
@@ -130,7 +129,7 @@ pub struct PercentInterval {
 pub const MAX_MEASURED_WIDTH: f64 = 10.0;
 /// Rounds of each program: at least so many, at most so many if the time allows, and none after every interval is narrow.
 const MIN_ROUNDS: usize = 5;
-const MAX_ROUNDS: usize = 60;
+const MAX_ROUNDS: usize = 120;
 /// Share of the widest interval at which a companion needs no more rounds. Stopping at a narrow interval stops at some that
 /// are narrow by chance, so it has to be narrower than what counts as measured.
 const NARROW_SHARE: f64 = 0.7;
@@ -162,7 +161,6 @@ impl CorunBench {
         let bench = CorunHost {
             cpus,
             hertz: machine.hertz,
-            topology,
             dir: dir.path().to_path_buf(),
             command,
             stop: Arc::clone(stop),
@@ -248,7 +246,6 @@ pub struct CorunHost {
     /// CPUs of the measured program and of its companion.
     pub cpus: (CpuId, CpuId),
     hertz: u64,
-    topology: Topology,
     pub dir: PathBuf,
     command: PathBuf,
     stop: Arc<AtomicBool>,
@@ -367,7 +364,7 @@ impl CorunHost {
             if is_over || is_interrupted || pairs.iter().all(CorunPair::is_narrow) {
                 break;
             }
-            let mut were_apart = self.look_for_apart();
+            let mut did_share = measure_sharing(self.cpus);
             for (pair, companion) in pairs.iter_mut().zip(&companions) {
                 let Some(companion) = companion.as_ref().filter(|_| !pair.is_narrow()) else {
                     continue;
@@ -384,12 +381,15 @@ impl CorunHost {
                 if round % 2 == 1 {
                     times.reverse();
                 }
-                let are_apart = self.look_for_apart();
+                let do_share = measure_sharing(self.cpus);
                 pair.rounds.push(times);
-                pair.are_apart
-                    .push(were_apart.filter(|_| were_apart == are_apart));
+                pair.are_apart.push(
+                    do_share
+                        .filter(|_| did_share == do_share)
+                        .map(|share| !share),
+                );
                 pair.measured = pair.slowdown();
-                were_apart = are_apart;
+                did_share = do_share;
             }
         }
         Ok(())
@@ -405,11 +405,6 @@ impl CorunHost {
         times_s.sort_by(f64::total_cmp);
         let time_s = quantile(&times_s, SOLO_QUANTILE).context("no runs")?;
         Ok(time_s * self.hertz as f64)
-    }
-
-    /// Whether the two CPUs are on different caches now, if that can be told.
-    fn look_for_apart(&self) -> Option<bool> {
-        look_at_sharing(&self.topology).ok().flatten()?.are_apart()
     }
 
     /// User and system time on the first CPU, without that of its load.
@@ -670,7 +665,6 @@ mod tests {
         let host = CorunHost {
             cpus: (cpu, cpu),
             hertz: 1_000_000_000,
-            topology,
             dir: dir.path().to_path_buf(),
             command: PathBuf::new(),
             stop: Arc::default(),

@@ -19,9 +19,9 @@ use super::workloads::CorunProgram;
 use super::{BackgroundGroup, CorunHost, MAX_RUN_TIME, ProcessTime};
 
 /// Start of a turn that is not measured. A chase through 30 MB passes all of its lines in less.
-const SETTLING_TIME: Duration = Duration::from_millis(150);
+const SETTLING_TIME: Duration = Duration::from_millis(120);
 /// The measured rest of a turn of a program that counts its work.
-const MEASURED_TIME: Duration = Duration::from_millis(250);
+const MEASURED_TIME: Duration = Duration::from_millis(150);
 /// Time for which a companion that counts nothing runs before its first turn.
 const STARTING_TIME: Duration = Duration::from_secs(1);
 const POLL_TIME: Duration = Duration::from_millis(5);

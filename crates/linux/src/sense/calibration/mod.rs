@@ -201,8 +201,6 @@ const MIN_BUFFER_BYTES: u64 = 96 << 20;
 const MAX_BUFFER_BYTES: u64 = 2 << 30;
 /// Largest size of a walk.
 const MAX_WALK_BYTES: u64 = 512 << 20;
-/// Size of the buffer that a look at two CPUs needs.
-const LOOK_BUFFER_BYTES: u64 = 1 << 20;
 /// Time for which all CPUs stream at once, in each of three samples.
 const STREAM_TIME: Duration = Duration::from_millis(250);
 /// Share of that time for which each has to run: hypervisors take some hundredths of a busy CPU's.
@@ -764,17 +762,6 @@ fn check_sharing(
         Some(&other) => sharing::measure_sharing(&sampler.buffer, [part.cpus[0], other], true),
         None => Ok(None),
     }
-}
-
-/// Looks whether the first CPUs of the first shared cache share one now, which takes a few ms; `None` if that cannot be told
-/// here.
-///
-/// # Errors
-/// The host has no shared cache of known size, or a CPU is not allowed.
-pub fn look_at_sharing(topology: &Topology) -> Result<Option<SharingCheck>, CalibrationError> {
-    let part = MeasuredPart::find(topology)?;
-    let (_thread, sampler) = start_sampler(&part, LOOK_BUFFER_BYTES)?;
-    check_sharing(&sampler, &part)
 }
 
 /// Pins this thread to the first CPU, and lets the core reach its clock.

@@ -449,22 +449,26 @@ impl CorunHost {
 }
 
 impl CorunPair {
-    /// The rounds that count: those in which the CPUs shared a cache, or all where that can never be told.
-    fn counted_rounds(&self) -> Vec<[ProcessTime; 2]> {
-        let can_be_told = self.are_apart.iter().any(Option::is_some);
+    fn rounds_where(&self, are_apart: Option<bool>) -> Vec<[ProcessTime; 2]> {
         let rounds = self.rounds.iter().zip(&self.are_apart);
         rounds
-            .filter(|(_, are_apart)| !can_be_told || **are_apart == Some(false))
+            .filter(|(_, were_apart)| **were_apart == are_apart)
             .map(|(times, _)| *times)
             .collect()
     }
 
-    /// Median slowdown over rounds, each with the times alone and beside the companion, with its 90 % interval.
+    /// The rounds that count: those in which the CPUs shared a cache, or all where that can never be told.
+    fn counted_rounds(&self) -> Vec<[ProcessTime; 2]> {
+        let can_be_told = self.are_apart.iter().any(Option::is_some);
+        self.rounds_where(can_be_told.then_some(false))
+    }
+
     fn slowdown(&self) -> Option<PercentInterval> {
-        let rounds = self.counted_rounds();
-        let ratio = |[alone, beside]: &[ProcessTime; 2]| beside.total_s() / alone.total_s();
-        let ratios: Vec<f64> = rounds.iter().map(ratio).collect();
-        slowdown_interval(&ratios, ratios.len() as u64)
+        slowdown_of(&self.counted_rounds())
+    }
+
+    fn slowdown_apart(&self) -> Option<PercentInterval> {
+        slowdown_of(&self.rounds_where(Some(true)))
     }
 
     fn is_narrow(&self) -> bool {
@@ -539,6 +543,13 @@ impl Drop for BackgroundGroup {
         let _ = self.signal(Signal::KILL);
         let _ = self.0.wait();
     }
+}
+
+/// Median slowdown over rounds, each with the times alone and beside the companion, with its 90 % interval.
+fn slowdown_of(rounds: &[[ProcessTime; 2]]) -> Option<PercentInterval> {
+    let ratio = |[alone, beside]: &[ProcessTime; 2]| beside.total_s() / alone.total_s();
+    let ratios: Vec<f64> = rounds.iter().map(ratio).collect();
+    slowdown_interval(&ratios, ratios.len() as u64)
 }
 
 /// Median slowdown in percent, with a 90 % bootstrap interval; `None` with too few rounds.

@@ -31,6 +31,8 @@ pub struct CorunReport {
     /// Rounds, and those of them that are left out because the CPUs were on different caches, or were moved.
     rounds: usize,
     rounds_left_out: usize,
+    /// Slowdowns on different caches.
+    control: Option<CorunControl>,
     /// Pairs whose measured interval is too wide, or that were not reached.
     not_measurable: usize,
     /// Mean error and number of pairs by cause.
@@ -52,6 +54,29 @@ pub struct CorunSummary {
     /// Share of the pairs whose forecast's interval holds the measurement, or overlaps its interval.
     pub coverage: f64,
     pub mean_measured_percent: f64,
+}
+
+/// Median slowdowns over the rounds in which the CPUs were on different caches. Programs that share nothing but memory
+/// hardly slow each other down, so these tell the errors of measuring.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct CorunControl {
+    /// Pairs with enough such rounds.
+    pub pairs: usize,
+    pub mean_absolute_percent: f64,
+    pub largest_absolute_percent: f64,
+}
+
+/// `None` if no pair has enough rounds on different caches.
+fn control_of(pairs: &[CorunPair]) -> Option<CorunControl> {
+    let slowdowns: Vec<f64> = pairs
+        .iter()
+        .filter_map(|pair| Some(pair.slowdown_apart()?.value.abs()))
+        .collect();
+    Some(CorunControl {
+        pairs: slowdowns.len(),
+        mean_absolute_percent: slowdowns.iter().sum::<f64>() / slowdowns.len() as f64,
+        largest_absolute_percent: slowdowns.into_iter().reduce(f64::max)?,
+    })
 }
 
 impl CorunPair {
@@ -162,6 +187,7 @@ impl CorunReport {
             summary: summarize(&pairs),
             rounds,
             rounds_left_out,
+            control: control_of(&pairs),
             not_measurable: pairs.iter().filter(|pair| pair.usable().is_none()).count(),
             by_cause: errors
                 .into_iter()
@@ -249,6 +275,12 @@ impl CorunReport {
             text += &format!(
                 "{} of {} rounds are left out: a hypervisor ran the CPUs on different caches, or moved them\n",
                 self.rounds_left_out, self.rounds
+            );
+        }
+        if let Some(control) = &self.control {
+            text += &format!(
+                "control, on different caches: slowdowns of {} pairs are {:.1} % in the mean, at most {:.1} %\n",
+                control.pairs, control.mean_absolute_percent, control.largest_absolute_percent
             );
         }
         text
@@ -413,5 +445,6 @@ mod tests {
         let report = CorunReport::new(machine, Vec::new(), vec![moved], Duration::from_secs(1), 1);
         let text = report.text();
         assert!(text.contains("6 of 12 rounds are left out"), "{text}");
+        assert!(text.contains("of 1 pairs are 50.0 % in the mean"), "{text}");
     }
 }

@@ -174,6 +174,7 @@ pub struct IntervalMachine {
     colors: BTreeMap<ProcessId, ColorAssignment>,
     /// Gangs, in ascending order of their CPUs.
     gangs: Vec<GangSchedule>,
+    /// Refused items of the last plan, until the next observation reports them.
     refused: Vec<cachemate_core::RefusedItem>,
     page_moves: Vec<apply::PageMove>,
     cost_ns: f64,

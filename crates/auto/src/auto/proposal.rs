@@ -27,8 +27,20 @@ const BRIEF_SEARCH_DIVISOR: u32 = 5;
 /// Largest forecast loss of a step, because the forecast errs by more than one unit changes.
 const MAX_STEP_LOSS: f64 = 0.02;
 
+/// The search that found a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ProposalOrigin {
+    /// That of all candidates.
+    Plan,
+    /// That of a move of units between the partitions in force.
+    Step,
+    /// That of partitions that gain if curves err.
+    Exploration,
+}
+
 /// A plan to be proposed.
 pub struct Proposal {
+    pub origin: ProposalOrigin,
     /// The method by which the change is to be measured.
     pub method: VerificationMethod,
     pub new_plan: DecidedPlan,
@@ -112,7 +124,13 @@ impl PlanFinder<'_, '_> {
         Some(Proposal {
             method,
             goal_processes,
-            ..self.build_proposal(input, current_layout, (&best.layout, new_plan), gain)
+            ..self.build_proposal(
+                input,
+                current_layout,
+                (&best.layout, new_plan),
+                gain,
+                ProposalOrigin::Plan,
+            )
         })
     }
 
@@ -122,12 +140,14 @@ impl PlanFinder<'_, '_> {
         current_layout: &SiteLayout,
         (layout, new_plan): (&SiteLayout, DecidedPlan),
         gain: f64,
+        origin: ProposalOrigin,
     ) -> Proposal {
         let problem = &input.problem;
         let score_cache = &input.score_cache;
         let current_speeds = forecast_speeds(problem, current_layout, score_cache);
 
         Proposal {
+            origin,
             method: VerificationMethod::Confirmation,
             new_plan,
             speeds: weighted_speeds(problem, &current_speeds, self.parameters.objective),
@@ -169,7 +189,13 @@ impl PlanFinder<'_, '_> {
             return None;
         }
         let new_plan = self.build_plan(problem, &layout);
-        Some(self.build_proposal(input, current_layout, (&layout, new_plan), gain))
+        Some(self.build_proposal(
+            input,
+            current_layout,
+            (&layout, new_plan),
+            gain,
+            ProposalOrigin::Exploration,
+        ))
     }
 
     /// The best move of up to `max_units` units between two partitions by the forecast. `None` if every step is
@@ -213,7 +239,13 @@ impl PlanFinder<'_, '_> {
             return None;
         }
         let new_plan = self.build_plan(problem, &layout);
-        Some(self.build_proposal(input, &current_layout, (&layout, new_plan), gain))
+        Some(self.build_proposal(
+            input,
+            &current_layout,
+            (&layout, new_plan),
+            gain,
+            ProposalOrigin::Step,
+        ))
     }
 
     fn plan_search<'s>(

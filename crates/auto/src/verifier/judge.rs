@@ -11,7 +11,7 @@ use super::comparison::{
     CumulativeSpeedup, changes_from_baseline, needs_like_windows, process_changes,
 };
 use super::history::{History, PlanRecord};
-use super::live_tasks::{LiveTasks, is_same_placement, set_placement};
+use super::live_tasks::{LiveTasks, is_same_placement, with_placement};
 use super::speeds::live_processes;
 use super::verdict::{GuardVerdict, ProcessChange};
 
@@ -258,8 +258,7 @@ fn is_missed_goal_improved(change: &ProposedChange, changes: &[ProcessChange]) -
 
 /// Whether a roll-back would change the placement of the live tasks.
 fn can_revert(state: &PlanRecord, view: &View<'_>) -> bool {
-    let mut plan = view.previous_plan.clone();
-    set_placement(&mut plan, &state.plan, &state.tasks, view);
+    let plan = with_placement(view.previous_plan, &state.plan, &state.tasks, view);
     !is_same_placement(
         &plan,
         view.previous_plan,

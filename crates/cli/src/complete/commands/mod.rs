@@ -11,7 +11,6 @@ mod extender;
 mod fleet;
 mod lab;
 mod merge;
-mod mixes;
 mod mrc;
 mod plan;
 mod predict;

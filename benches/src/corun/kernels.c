@@ -1,8 +1,16 @@
-/* Kernels of the co-run bench, each with a fixed amount of work: KIND BYTES UNITS. */
+/* Kernels of the co-run bench, each with a fixed amount of work: KIND BYTES UNITS [FILE]. The units that are done are
+   counted in the first eight bytes of FILE, if one is given. */
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+static uint64_t uncounted;
+static volatile uint64_t *done_units = &uncounted;
+/* Units between two counts. */
+enum { COUNTED = 1024 };
 
 static uint64_t state = 88172645463325252u;
 static uint64_t draw(uint64_t bound) {
@@ -35,7 +43,10 @@ static uint64_t chase(size_t bytes, uint64_t units) {
     }
     for (size_t i = 0; i < lines; i++) next[8 * order[i]] = 8 * (uint64_t)order[(i + 1) % lines];
     free(order);
-    for (uint64_t step = 0; step < units; step++) at = next[at];
+    for (uint64_t step = 0; step < units; step++) {
+        at = next[at];
+        if (step % COUNTED == 0) *done_units = step;
+    }
     return at;
 }
 /* The triad of STREAM; a unit is a line of each array. */
@@ -43,14 +54,21 @@ static uint64_t stream(size_t bytes, uint64_t units) {
     size_t words = bytes / 24 / 8 * 8;
     double *a = memory(words * 8), *b = memory(words * 8), *c = memory(words * 8);
     for (uint64_t done = 0; done < units; done += words / 8)
-        for (size_t i = 0; i < words; i++) a[i] = b[i] + 3.0 * c[i];
+        for (size_t start = 0; start < words; start += 8 * COUNTED) {
+            size_t end = start + 8 * COUNTED < words ? start + 8 * COUNTED : words;
+            for (size_t i = start; i < end; i++) a[i] = b[i] + 3.0 * c[i];
+            *done_units = done + end / 8;
+        }
     return (uint64_t)a[words / 2];
 }
 /* A unit is one counted value. */
 static uint64_t histogram(size_t bytes, uint64_t units) {
     size_t bins = bytes / 4;
     uint32_t *counts = memory(bytes);
-    for (uint64_t unit = 0; unit < units; unit++) counts[draw(bins)]++;
+    for (uint64_t unit = 0; unit < units; unit++) {
+        counts[draw(bins)]++;
+        if (unit % COUNTED == 0) *done_units = unit;
+    }
     return counts[bins / 2];
 }
 /* Build and probe of an open-addressing table; a unit is a probe. */
@@ -70,6 +88,7 @@ static uint64_t hash_join(size_t bytes, uint64_t units) {
         size_t slot = (key * 0x9E3779B97F4A7C15u) >> 11 & (slots - 1);
         while (table[2 * slot] && table[2 * slot] != key) slot = (slot + 1) & (slots - 1);
         found += table[2 * slot + 1] & 1;
+        if (unit % COUNTED == 0) *done_units = unit;
     }
     return found;
 }
@@ -85,6 +104,7 @@ static uint64_t bfs(size_t bytes, uint64_t units) {
         level[root] = (uint32_t)round;
         while (head < tail && visited < units) {
             uint32_t *out = edges + 8 * (size_t)queue[head++];
+            if (head % (COUNTED / 8) == 0) *done_units = visited;
             for (int i = 0; i < 8; i++) {
                 visited++;
                 if (level[out[i]] != round) {
@@ -107,6 +127,7 @@ static uint64_t matrix(size_t bytes, uint64_t units) {
         size_t i = unit % n;
         for (size_t k = 0; k < n; k++)
             for (size_t j = 0; j < n; j++) c[i * n + j] += a[i * n + k] * b[k * n + j];
+        *done_units = unit;
     }
     return (uint64_t)c[n];
 }
@@ -121,6 +142,7 @@ static uint64_t sparse(size_t bytes, uint64_t units) {
             double sum = 0;
             for (int i = 0; i < 16; i++) sum += values[row * 16 + i] * x[columns[row * 16 + i]];
             y[row] = sum + 1;
+            if (row % (COUNTED / 16) == 0) *done_units = done + row * 16;
         }
     return (uint64_t)y[0];
 }
@@ -128,7 +150,10 @@ static uint64_t sparse(size_t bytes, uint64_t units) {
 static uint64_t spin(size_t bytes, uint64_t units) {
     (void)bytes;
     uint64_t sum = 0;
-    for (uint64_t unit = 0; unit < units; unit++) sum += draw(units);
+    for (uint64_t unit = 0; unit < units; unit++) {
+        sum += draw(units);
+        if (unit % COUNTED == 0) *done_units = unit;
+    }
     return sum;
 }
 int main(int count, char **words) {
@@ -137,13 +162,18 @@ int main(int count, char **words) {
         uint64_t (*run)(size_t, uint64_t);
     } kinds[] = {{"chase", chase}, {"stream", stream}, {"histogram", histogram}, {"hash-join", hash_join},
                  {"bfs", bfs},     {"matrix", matrix}, {"sparse", sparse},       {"spin", spin}};
-    for (size_t i = 0; count == 4 && i < sizeof kinds / sizeof *kinds; i++)
+    int file = count == 5 ? open(words[4], O_RDWR) : -1;
+    if (file >= 0) {
+        void *mapped = mmap(0, sizeof *done_units, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (mapped != MAP_FAILED) done_units = mapped;
+    }
+    for (size_t i = 0; count >= 4 && i < sizeof kinds / sizeof *kinds; i++)
         if (!strcmp(words[1], kinds[i].name)) {
             size_t bytes = strtoull(words[2], 0, 10);
             uint64_t result = kinds[i].run(bytes < 65536 ? 65536 : bytes, strtoull(words[3], 0, 10));
             printf("%llu\n", (unsigned long long)result);
             return 0;
         }
-    fprintf(stderr, "usage: KIND BYTES UNITS\n");
+    fprintf(stderr, "usage: KIND BYTES UNITS [FILE]\n");
     return 1;
 }

@@ -3,22 +3,24 @@
 //! Forecasts are right about machines that we simulate, and a user cares about the one here, whose
 //! caches nobody has described. So programs with a fixed amount of work (own kernels at sizes
 //! below, near and above the shared cache, and programs of the distribution) are recorded and
-//! forecast first. Then each runs to its end on one CPU, beside one other program, or beside an
-//! arithmetic loop that touches no memory, on a CPU of the same cache. Rounds alternate between the
-//! companions, and user and system time counts, so that waits for a CPU do not. A pair's slowdown
-//! is the median over rounds of its time over that beside the loop in the same round, with a
-//! bootstrap interval over rounds.
+//! forecast first. Then each runs on one CPU, in turns beside another program and beside an
+//! arithmetic loop that touches no memory, on a CPU of the same cache. User and system time counts,
+//! so that waits for a CPU do not. A pair's slowdown is the median over rounds of its time over
+//! that beside the loop in the same round, with a bootstrap interval over rounds.
 //!
 //! For example, on a guest whose processor belongs to others for 60 ms of each second, a run of
 //! half a second scatters by 20 %, and a pair needs thirty rounds or more where a quiet host needs
-//! five. The runs beside the loop gauge such neighbors: if they scatter, so do the pairs'
+//! five. The turns beside the loop gauge such neighbors: if they scatter, so do the pairs'
 //! intervals, and such a pair gets more rounds until its interval is narrow or the time is over.
+//! A hypervisor may also move the guest's CPUs to different caches. So each round looks before and after whether they
+//! share one; rounds in which they did not, or were moved, are left out, and the forecast is that for CPUs that share.
 //!
 //! A program is forecast beside its companions right before it is measured, because what other guests do to the cache
 //! changes by the minute, and a user runs what was forecast now. The forecast changes nothing in the measurement. Pairs
 //! whose interval is wider than ten points are counted as not measurable here, not as right or wrong.
 
 mod report;
+mod turns;
 mod workloads;
 
 use std::path::{Path, PathBuf};
@@ -39,6 +41,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use serde::Serialize;
 
 use self::report::CorunReport;
+use self::turns::{MeasuredProgram, TurnTaker};
 use self::workloads::{CorunProgram, CorunProgramSet};
 use crate::bench_host::run_command;
 use crate::live::{find_command, find_two_cpus};
@@ -88,13 +91,15 @@ pub struct CorunSolo {
 pub struct CorunPair {
     pub program: String,
     pub beside: String,
-    /// Slowdown in percent with its 90 % interval.
+    /// Slowdown in percent with its 90 % interval, on CPUs that share a cache.
     pub forecast: PercentInterval,
-    /// Slowdown in percent with its 90 % bootstrap interval; `None` if the time ended before.
+    /// Slowdown in percent with its 90 % bootstrap interval, over rounds in which the CPUs shared a cache; `None` if
+    /// there were too few.
     pub measured: Option<PercentInterval>,
     /// Times beside the arithmetic loop and beside the companion, by round.
     pub rounds: Vec<[ProcessTime; 2]>,
-    /// Whether a hypervisor ran the two CPUs on different caches before each round; `None` if that could not be told.
+    /// Whether a hypervisor ran the two CPUs on different caches in each round; `None` if that could not be told, or if it
+    /// moved them meanwhile.
     pub are_apart: Vec<Option<bool>>,
     /// What slows the program down if its forecast is wrong: the resource that it needs most.
     pub cause: &'static str,
@@ -129,8 +134,8 @@ const MAX_ROUNDS: usize = 60;
 /// Share of the widest interval at which a companion needs no more rounds. Stopping at a narrow interval stops at some that
 /// are narrow by chance, so it has to be narrower than what counts as measured.
 const NARROW_SHARE: f64 = 0.7;
-/// Time for which a companion runs before a measured run begins.
-const SETTLING_TIME: Duration = Duration::from_millis(250);
+/// Runs of each program beside the arithmetic loop, for its cycles per instruction.
+const SOLO_RUNS: usize = 5;
 /// Time after which a run that should take half a second is given up.
 const MAX_RUN_TIME: Duration = Duration::from_secs(60);
 /// Share of the time after which measuring ends.
@@ -153,14 +158,15 @@ impl CorunBench {
         let topology = host::survey_host(false)?.topology;
         let (cpus, _) = find_two_cpus(&topology).map_err(anyhow::Error::msg)?;
         let dir = tempfile::tempdir().context("cannot create a working directory")?;
+        let machine = calibrate(&command)?;
         let bench = CorunHost {
             cpus,
+            hertz: machine.hertz,
             topology,
             dir: dir.path().to_path_buf(),
             command,
             stop: Arc::clone(stop),
         };
-        let machine = bench.calibrate()?;
         let cache_bytes = machine
             .last_level_cache()
             .context("this host has no cache that CPUs share")?
@@ -210,8 +216,12 @@ impl CorunBench {
                 .collect();
             let left = deadline.saturating_duration_since(Instant::now());
             let own_deadline = Instant::now() + left / (programs.len() - index) as u32;
-            bench.measure_pairs(&set, &programs, index, &mut own, own_deadline);
-            solo.measured = measured_cycles(&own, &machine, solo.instructions);
+            // What was measured before stays.
+            if let Err(error) =
+                bench.measure_program(&set, &programs, index, &mut solo, &mut own, own_deadline)
+            {
+                eprintln!("{} is given up: {error:#}", program.name);
+            }
             alone.push(solo);
             pairs.extend(own);
         }
@@ -220,15 +230,9 @@ impl CorunBench {
     }
 }
 
-/// Cycles per instruction beside the arithmetic loop, of the calibrated clock; `None` if nothing was measured.
-fn measured_cycles(pairs: &[CorunPair], machine: &MachineSpec, instructions: f64) -> Option<f64> {
-    let mut times_s: Vec<f64> = pairs
-        .iter()
-        .flat_map(|pair| pair.rounds.iter().map(|[alone, _]| alone.user_s))
-        .collect();
-    times_s.sort_by(f64::total_cmp);
-    let time_s = quantile(&times_s, SOLO_QUANTILE)?;
-    Some(time_s * machine.hertz as f64 / instructions)
+fn calibrate(command: &Path) -> anyhow::Result<MachineSpec> {
+    let text = run_command(command, &["topology", "--as-machine", "--measure"])?;
+    Ok(cachemate_spec::parse_machine("host", &text)?)
 }
 
 /// Draws the companions of one program among all programs.
@@ -242,7 +246,8 @@ fn draw_companions(programs: usize, companions: u32, generator: &mut SplitMix64)
 /// The host on which programs run.
 pub struct CorunHost {
     /// CPUs of the measured program and of its companion.
-    cpus: (CpuId, CpuId),
+    pub cpus: (CpuId, CpuId),
+    hertz: u64,
     topology: Topology,
     pub dir: PathBuf,
     command: PathBuf,
@@ -250,11 +255,6 @@ pub struct CorunHost {
 }
 
 impl CorunHost {
-    fn calibrate(&self) -> anyhow::Result<MachineSpec> {
-        let text = run_command(&self.command, &["topology", "--as-machine", "--measure"])?;
-        Ok(cachemate_spec::parse_machine("host", &text)?)
-    }
-
     /// Records the programs and returns their profiles.
     fn profile(&self, programs: &[CorunProgram]) -> anyhow::Result<Vec<String>> {
         let mut profiles = Vec::new();
@@ -283,6 +283,14 @@ impl CorunHost {
         Ok(profiles)
     }
 
+    /// Describes the host as it is now, with its CPUs on one cache, in a file.
+    fn describe_sharing_host(&self) -> anyhow::Result<String> {
+        let text = run_command(&self.command, &["topology", "--as-machine"])?;
+        let keys = text.lines().filter(|line| !line.starts_with("apart_share"));
+        let text: String = keys.flat_map(|line| [line, "\n"]).collect();
+        write_input(&self.dir, "host.toml", text.as_bytes())
+    }
+
     /// Forecasts the first of some programs alone, and its slowdown beside each of them, itself included.
     fn forecast(
         &self,
@@ -290,7 +298,8 @@ impl CorunHost {
         profiles: &[String],
         members: &[usize],
     ) -> anyhow::Result<(CorunSolo, Vec<PercentInterval>)> {
-        let mut args = vec!["--quiet", "predict", "--json"];
+        let machine = self.describe_sharing_host()?;
+        let mut args = vec!["--quiet", "predict", "--json", "-m", &machine];
         args.extend(members.iter().map(|member| profiles[*member].as_str()));
         let text = run_command(&self.command, &args)?;
         let value: serde_json::Value = serde_json::from_str(&text)?;
@@ -328,102 +337,85 @@ impl CorunHost {
         self.stop.load(Ordering::Relaxed) || Instant::now() >= deadline
     }
 
-    /// Measures one program's pairs until each interval is narrow, or the time is over.
-    fn measure_pairs(
+    /// Measures one program alone, and then its pairs until each interval is narrow, or the time is over.
+    fn measure_program(
         &self,
         set: &CorunProgramSet,
         programs: &[CorunProgram],
         row: usize,
+        solo: &mut CorunSolo,
         pairs: &mut [CorunPair],
         deadline: Instant,
-    ) {
+    ) -> anyhow::Result<()> {
         let program = &programs[row];
+        let spinner = TurnTaker::start(self, &set.spinner)?;
+        solo.measured = Some(self.cycles_alone(program, &spinner)? / solo.instructions);
+
         let find = |name: &str| programs.iter().find(|program| program.name == name);
-        let mut companions: Vec<MeasuredCompanion<'_>> = pairs
+        let companions: Vec<Option<TurnTaker>> = pairs
             .iter()
-            .enumerate()
-            .filter_map(|(index, pair)| Some(MeasuredCompanion::new(index, find(&pair.beside)?)))
-            .collect();
+            .map(|pair| {
+                find(&pair.beside)
+                    .map(|workload| TurnTaker::start(self, workload))
+                    .transpose()
+            })
+            .collect::<anyhow::Result<_>>()?;
+        let measured = MeasuredProgram::start(self, program)?;
         for round in 0..MAX_ROUNDS {
             let is_over = self.is_stopped(deadline) && round >= MIN_ROUNDS;
             let is_interrupted = self.stop.load(Ordering::Relaxed);
-            if is_over || is_interrupted || companions.iter().all(|one| one.is_narrow()) {
+            if is_over || is_interrupted || pairs.iter().all(CorunPair::is_narrow) {
                 break;
             }
-            // What was measured before stays.
-            if let Err(error) =
-                self.measure_round(program, &set.spinner, &mut companions, round % 2 == 1)
-            {
-                eprintln!("{} is given up: {error:#}", program.name);
-                break;
+            let mut were_apart = self.look_for_apart();
+            for (pair, companion) in pairs.iter_mut().zip(&companions) {
+                let Some(companion) = companion.as_ref().filter(|_| !pair.is_narrow()) else {
+                    continue;
+                };
+                let mut turns = [&spinner, companion];
+                if round % 2 == 1 {
+                    turns.reverse();
+                }
+                let [first, second] = turns;
+                let mut times = [
+                    measured.time_beside(self, first)?,
+                    measured.time_beside(self, second)?,
+                ];
+                if round % 2 == 1 {
+                    times.reverse();
+                }
+                let are_apart = self.look_for_apart();
+                pair.rounds.push(times);
+                pair.are_apart
+                    .push(were_apart.filter(|_| were_apart == are_apart));
+                pair.measured = pair.slowdown();
+                were_apart = are_apart;
             }
-        }
-        for companion in companions {
-            let pair = &mut pairs[companion.index];
-            pair.measured = companion.slowdown();
-            pair.rounds = companion.rounds;
-            pair.are_apart = companion.are_apart;
-        }
-    }
-
-    /// Runs a program beside the spinner and beside each companion whose interval is still wide, in this order or the
-    /// reverse.
-    fn measure_round(
-        &self,
-        program: &CorunProgram,
-        spinner: &CorunProgram,
-        companions: &mut [MeasuredCompanion<'_>],
-        is_reversed: bool,
-    ) -> anyhow::Result<()> {
-        let mut wide: Vec<&mut MeasuredCompanion<'_>> = companions
-            .iter_mut()
-            .filter(|companion| !companion.is_narrow())
-            .collect();
-        let mut beside = vec![spinner];
-        beside.extend(wide.iter().map(|companion| companion.workload));
-
-        let sharing = look_at_sharing(&self.topology).ok().flatten();
-        let are_apart = sharing.and_then(|check| check.are_apart());
-        let mut times = vec![ProcessTime::default(); beside.len()];
-        for turn in 0..beside.len() {
-            let index = if is_reversed {
-                beside.len() - 1 - turn
-            } else {
-                turn
-            };
-            times[index] = self.time_beside(program, beside[index])?;
-        }
-        for (companion, time) in wide.iter_mut().zip(&times[1..]) {
-            companion.rounds.push([times[0], *time]);
-            companion.are_apart.push(are_apart);
         }
         Ok(())
     }
 
-    /// User and system time of `program` until its end; the companion is restarted as long as it
-    /// lasts.
-    pub fn time_beside(
-        &self,
-        program: &CorunProgram,
-        companion: &CorunProgram,
-    ) -> anyhow::Result<ProcessTime> {
-        let _companion = self.start_companion(companion)?;
-        std::thread::sleep(SETTLING_TIME);
-        self.time_program(program)
+    /// User time of a run beside the arithmetic loop in cycles of the calibrated clock.
+    fn cycles_alone(&self, program: &CorunProgram, spinner: &TurnTaker) -> anyhow::Result<f64> {
+        let mut times_s = Vec::new();
+        for _ in 0..SOLO_RUNS {
+            let _turn = spinner.begin_turn()?;
+            times_s.push(self.time_program(program)?.user_s);
+        }
+        times_s.sort_by(f64::total_cmp);
+        let time_s = quantile(&times_s, SOLO_QUANTILE).context("no runs")?;
+        Ok(time_s * self.hertz as f64)
+    }
+
+    /// Whether the two CPUs are on different caches now, if that can be told.
+    fn look_for_apart(&self) -> Option<bool> {
+        look_at_sharing(&self.topology).ok().flatten()?.are_apart()
     }
 
     /// User and system time on the first CPU, without that of its load.
     pub fn time_program(&self, program: &CorunProgram) -> anyhow::Result<ProcessTime> {
         let _load = self.start_load(program)?;
         self.time_alone(&program.command)
-    }
-
-    /// Repeats a program on the second CPU.
-    fn start_companion(&self, workload: &CorunProgram) -> anyhow::Result<BackgroundGroup> {
-        let script = "while :; do \"$@\" >/dev/null 2>&1 || sleep 0.1; done";
-        let mut command = ["sh", "-c", script, "sh"].map(ToString::to_string).to_vec();
-        command.extend(workload.endless_command.iter().cloned());
-        Ok(BackgroundGroup(self.spawn(&command, self.cpus.1)?))
     }
 
     fn start_load(&self, program: &CorunProgram) -> anyhow::Result<Option<BackgroundGroup>> {
@@ -441,7 +433,7 @@ impl CorunHost {
         wait_for_time(child, &command[0])
     }
 
-    fn spawn(&self, command: &[String], cpu: CpuId) -> anyhow::Result<Child> {
+    pub fn spawn(&self, command: &[String], cpu: CpuId) -> anyhow::Result<Child> {
         use std::os::unix::process::CommandExt;
         let (program, args) = command.split_first().context("an empty command")?;
         // A child inherits the CPU of the thread that starts it.
@@ -461,34 +453,29 @@ impl CorunHost {
     }
 }
 
-/// A companion of the program that is measured, with the program's times beside the spinner and beside it by round.
-struct MeasuredCompanion<'a> {
-    /// Index of the pair.
-    index: usize,
-    workload: &'a CorunProgram,
-    rounds: Vec<[ProcessTime; 2]>,
-    are_apart: Vec<Option<bool>>,
-}
-
-impl<'a> MeasuredCompanion<'a> {
-    fn new(index: usize, workload: &'a CorunProgram) -> Self {
-        MeasuredCompanion {
-            index,
-            workload,
-            rounds: Vec::new(),
-            are_apart: Vec::new(),
-        }
+impl CorunPair {
+    /// The rounds that count: those in which the CPUs shared a cache, or all where that can never be told.
+    fn counted_rounds(&self) -> Vec<[ProcessTime; 2]> {
+        let can_be_told = self.are_apart.iter().any(Option::is_some);
+        let rounds = self.rounds.iter().zip(&self.are_apart);
+        rounds
+            .filter(|(_, are_apart)| !can_be_told || **are_apart == Some(false))
+            .map(|(times, _)| *times)
+            .collect()
     }
 
+    /// Median slowdown over rounds, each with the times alone and beside the companion, with its 90 % interval.
     fn slowdown(&self) -> Option<PercentInterval> {
-        slowdown_of(&self.rounds, self.index as u64)
+        let rounds = self.counted_rounds();
+        let ratio = |[alone, beside]: &[ProcessTime; 2]| beside.total_s() / alone.total_s();
+        let ratios: Vec<f64> = rounds.iter().map(ratio).collect();
+        slowdown_interval(&ratios, ratios.len() as u64)
     }
 
     fn is_narrow(&self) -> bool {
-        let is_narrow_interval = |slowdown: PercentInterval| {
+        self.measured.is_some_and(|slowdown| {
             slowdown.high - slowdown.low <= NARROW_SHARE * MAX_MEASURED_WIDTH
-        };
-        self.slowdown().is_some_and(is_narrow_interval)
+        })
     }
 }
 
@@ -544,21 +531,19 @@ fn has_ended_within(pid: i32, patience: Duration) -> anyhow::Result<bool> {
 /// A group of processes that is killed when this is dropped.
 struct BackgroundGroup(Child);
 
-impl Drop for BackgroundGroup {
-    fn drop(&mut self) {
-        if let Some(group) = Pid::from_raw(self.0.id() as i32) {
-            // A group that has ended needs no signal.
-            let _ = kill_process_group(group, Signal::KILL);
-        }
-        let _ = self.0.wait();
+impl BackgroundGroup {
+    fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let group = Pid::from_raw(self.0.id() as i32).context("no process")?;
+        kill_process_group(group, signal).context("a program in the background has ended")
     }
 }
 
-/// Median slowdown over rounds, each with the times alone and beside the companion, with its 90 % interval.
-fn slowdown_of(rounds: &[[ProcessTime; 2]], seed: u64) -> Option<PercentInterval> {
-    let ratio = |[alone, beside]: &[ProcessTime; 2]| beside.total_s() / alone.total_s();
-    let ratios: Vec<f64> = rounds.iter().map(ratio).collect();
-    slowdown_interval(&ratios, seed)
+impl Drop for BackgroundGroup {
+    fn drop(&mut self) {
+        // A group that has ended needs no signal.
+        let _ = self.signal(Signal::KILL);
+        let _ = self.0.wait();
+    }
 }
 
 /// Median slowdown in percent, with a 90 % bootstrap interval; `None` with too few rounds.
@@ -621,31 +606,94 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// Does a companion get more rounds until its interval is narrow, and none after?
-    #[test]
-    fn a_companion_is_measured_until_its_interval_is_narrow() {
-        let program = workloads::CorunProgram {
-            name: "a".to_string(),
-            command: Vec::new(),
-            load: None,
-            endless_command: Vec::new(),
+    fn pair(rounds: Vec<[f64; 2]>, are_apart: Vec<Option<bool>>) -> CorunPair {
+        let time = |user_s| ProcessTime {
+            user_s,
+            system_s: 0.0,
+        };
+        let mut pair = CorunPair {
+            program: "a".to_string(),
+            beside: "b".to_string(),
+            forecast: PercentInterval {
+                value: 0.0,
+                low: 0.0,
+                high: 0.0,
+            },
+            measured: None,
+            rounds: rounds.into_iter().map(|times| times.map(time)).collect(),
+            are_apart,
             cause: "cache",
         };
-        let mut companion = MeasuredCompanion::new(0, &program);
+        pair.measured = pair.slowdown();
+        pair
+    }
+
+    /// Does a pair get more rounds until its interval is narrow, and none after?
+    #[test]
+    fn a_pair_is_measured_until_its_interval_is_narrow() {
         let mut generator = SplitMix64::new(5);
-        let mut rounds = 0;
-        while !companion.is_narrow() {
+        let mut rounds = Vec::new();
+        while !pair(rounds.clone(), vec![None; rounds.len()]).is_narrow() {
             let noise = generator.draw_below(1000) as f64 / 1000.0 - 0.5;
-            companion
-                .rounds
-                .push([1.0, 1.1 + 0.3 * noise].map(|user_s| ProcessTime {
-                    user_s,
-                    system_s: 0.0,
-                }));
-            rounds += 1;
+            rounds.push([1.0, 1.1 + 0.3 * noise]);
         }
-        let slowdown = companion.slowdown().unwrap();
-        assert!((MIN_ROUNDS + 5..MAX_ROUNDS).contains(&rounds), "{rounds}");
+        assert!(
+            (MIN_ROUNDS + 5..MAX_ROUNDS).contains(&rounds.len()),
+            "{}",
+            rounds.len()
+        );
+        let slowdown = pair(rounds.clone(), vec![None; rounds.len()])
+            .measured
+            .unwrap();
         assert!((slowdown.value - 10.0).abs() < 6.0, "{slowdown:?}");
+    }
+
+    /// Are rounds left out in which the CPUs were on different caches, or were moved?
+    #[test]
+    fn rounds_on_different_caches_are_left_out() {
+        let (mut rounds, mut are_apart) = (Vec::new(), Vec::new());
+        for look in [Some(false), Some(true), None].into_iter().cycle().take(18) {
+            rounds.push([1.0, if look == Some(false) { 1.5 } else { 1.0 }]);
+            are_apart.push(look);
+        }
+        let measured = pair(rounds.clone(), are_apart).measured.unwrap();
+        assert!((measured.value - 50.0).abs() < 1e-9, "{measured:?}");
+        assert_eq!(pair(rounds, vec![Some(true); 18]).measured, None);
+    }
+
+    /// Does a companion run in its turns only, and a program that counts its work only beside it?
+    #[test]
+    fn a_program_is_measured_in_turns() {
+        let dir = tempfile::tempdir().unwrap();
+        let topology = host::survey_host(false).unwrap().topology;
+        let cpu = topology.cpus[0].id;
+        let host = CorunHost {
+            cpus: (cpu, cpu),
+            hertz: 1_000_000_000,
+            topology,
+            dir: dir.path().to_path_buf(),
+            command: PathBuf::new(),
+            stop: Arc::default(),
+        };
+        let kernels = workloads::compile_kernels(&host).unwrap();
+        let units = 1_000_000;
+        let spinner = workloads::kernel(&kernels, "spin", "spin".to_string(), 0, units, "cache");
+        let chase = workloads::kernel(&kernels, "chase", "chase".to_string(), 0, units, "cache");
+        let companion = TurnTaker::start(&host, &spinner).unwrap();
+        let measured = MeasuredProgram::start(&host, &chase).unwrap();
+        let MeasuredProgram::Counted(counted) = &measured else {
+            panic!("a kernel counts its work");
+        };
+
+        let before = counted.done_units().unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(counted.done_units().unwrap(), before);
+        let time = measured.time_beside(&host, &companion).unwrap();
+        // A million steps within the first cache, at some nanoseconds each.
+        assert!((1e-4..1.0).contains(&time.user_s), "{time:?}");
+        let after = counted.done_units().unwrap();
+        assert!(after > before);
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(counted.done_units().unwrap(), after);
     }
 }

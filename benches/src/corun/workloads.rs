@@ -16,6 +16,8 @@ pub struct CorunProgram {
     pub load: Option<&'static str>,
     /// The same program with much more work, for a companion that must not end.
     pub endless_command: Vec<String>,
+    /// Units of work of a run, if the endless command counts them in a file that is named by one more argument.
+    pub units: Option<u64>,
     /// The resource that it needs most: cache, overlap or bandwidth.
     pub cause: &'static str,
 }
@@ -52,25 +54,13 @@ const ENDLESS_FACTOR: u64 = 10_000;
 impl CorunProgramSet {
     /// Compiles the kernels, finds how much work fills a run, and writes the inputs of the other programs.
     pub fn prepare(host: &CorunHost, cache_bytes: u64) -> anyhow::Result<Self> {
-        let source = write_input(&host.dir, "kernels.c", KERNEL_SOURCE.as_bytes())?;
-        let program = host.dir.join("kernels").display().to_string();
-        let compiled = Command::new("cc")
-            .args(["-O2", "-o", &program, &source])
-            .output()
-            .context("cc: cannot be started; the kernels of this bench need a C compiler")?;
-        if !compiled.status.success() {
-            anyhow::bail!("cc: {}", String::from_utf8_lossy(&compiled.stderr));
-        }
-        let kernel = |kind: &str, bytes: u64, units: u64| -> Vec<String> {
-            [&program, kind, &bytes.to_string(), &units.to_string()]
-                .map(ToString::to_string)
-                .to_vec()
-        };
+        let kernels = compile_kernels(host)?;
         let sized = |kind: &str, name: String, bytes: u64, first_units: u64, cause| {
             // A trial shorter than a burst of other guests would say nothing.
             let mut trial_units = first_units;
+            let with_units = |units| kernel(&kernels, kind, name.clone(), bytes, units, cause);
             let time_of =
-                |units| anyhow::Ok(host.time_alone(&kernel(kind, bytes, units))?.total_s());
+                |units| anyhow::Ok(host.time_alone(&with_units(units).command)?.total_s());
             let mut time = time_of(trial_units)?;
             while time < MIN_TRIAL_SECONDS && trial_units < MAX_TRIAL_UNITS {
                 trial_units *= 4;
@@ -79,13 +69,7 @@ impl CorunProgramSet {
             let start_time = time_of(trial_units / 4)?;
             let unit_seconds = ((time - start_time) / (0.75 * trial_units as f64)).max(1e-11);
             let units = (RUN_SECONDS / unit_seconds) as u64 + 1;
-            anyhow::Ok(CorunProgram {
-                name,
-                command: kernel(kind, bytes, units),
-                load: None,
-                endless_command: kernel(kind, bytes, units.saturating_mul(ENDLESS_FACTOR)),
-                cause,
-            })
+            anyhow::Ok(with_units(units))
         };
         let spinner = sized("spin", "spin".to_string(), 0, 20_000_000, "cache")?;
         let mut own = Vec::new();
@@ -142,6 +126,47 @@ impl CorunProgramSet {
     }
 }
 
+/// The path of the compiled kernels.
+///
+/// # Errors
+/// There is no C compiler.
+pub fn compile_kernels(host: &CorunHost) -> anyhow::Result<String> {
+    let source = write_input(&host.dir, "kernels.c", KERNEL_SOURCE.as_bytes())?;
+    let program = host.dir.join("kernels").display().to_string();
+    let compiled = Command::new("cc")
+        .args(["-O2", "-o", &program, &source])
+        .output()
+        .context("cc: cannot be started; the kernels of this bench need a C compiler")?;
+    if !compiled.status.success() {
+        anyhow::bail!("cc: {}", String::from_utf8_lossy(&compiled.stderr));
+    }
+    Ok(program)
+}
+
+/// A kernel with this work.
+pub fn kernel(
+    kernels: &str,
+    kind: &str,
+    name: String,
+    bytes: u64,
+    units: u64,
+    cause: &'static str,
+) -> CorunProgram {
+    let with_units = |units: u64| {
+        [kernels, kind, &bytes.to_string(), &units.to_string()]
+            .map(ToString::to_string)
+            .to_vec()
+    };
+    CorunProgram {
+        name,
+        command: with_units(units),
+        load: None,
+        endless_command: with_units(units.saturating_mul(ENDLESS_FACTOR)),
+        units: Some(units),
+        cause,
+    }
+}
+
 /// The output without its line end; `None` if the command is not installed.
 fn output_of(program: &str, args: &[&str]) -> Option<String> {
     let output = Command::new(program).args(args).output().ok()?;
@@ -167,6 +192,7 @@ fn installed_programs(host: &CorunHost) -> anyhow::Result<Vec<CorunProgram>> {
                 endless_command: command.clone(),
                 command,
                 load: None,
+                units: None,
                 cause: "cache",
             });
         }
@@ -267,6 +293,7 @@ fn installed_programs(host: &CorunHost) -> anyhow::Result<Vec<CorunProgram>> {
             endless_command: ["sh", "-c", ENDLESS_REDIS]
                 .map(ToString::to_string)
                 .to_vec(),
+            units: None,
             cause: "cache",
         });
     }
@@ -344,6 +371,7 @@ mod tests {
             command: vec!["kernels".to_string(), kind.to_string()],
             load: None,
             endless_command: Vec::new(),
+            units: None,
             cause: "cache",
         }
     }

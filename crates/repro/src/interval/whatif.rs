@@ -61,7 +61,7 @@ pub fn start_interval_machine(
 ///
 /// # Errors
 /// The machine, a program or the policy is invalid.
-pub fn start_query(query: &WhatIfQuery, policy_text: &str) -> Result<(IntervalMachine, Pipeline)> {
+fn start_query(query: &WhatIfQuery, policy_text: &str) -> Result<(IntervalMachine, Pipeline)> {
     let options = Options {
         seed: query.seed,
         length_ns: Some(query.length_ns),

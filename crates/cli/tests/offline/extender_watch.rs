@@ -63,12 +63,22 @@ impl Script {
 }
 
 #[derive(Clone)]
-struct FakeServer {
+pub struct FakeServer {
     script: Arc<Mutex<Script>>,
     address: String,
 }
 
 impl FakeServer {
+    /// A server that lists these objects, and changes nothing.
+    pub fn listing(profiles: Vec<Value>, nodes: Vec<Value>) -> Self {
+        FakeServer::start(Script {
+            profiles,
+            nodes,
+            status: 200,
+            ..Script::default()
+        })
+    }
+
     fn start(script: Script) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let server = FakeServer {
@@ -172,16 +182,11 @@ impl FakeServer {
         .map(String::from)
     }
 
-    fn start_extender(&self, dir: &Path) -> (ChildGuard, String) {
+    /// An extender that watches this server.
+    pub fn start_extender(&self, dir: &Path, more: &[&str]) -> (ChildGuard, String) {
         let args = self.arguments(dir);
-        start_extender(
-            dir,
-            &[
-                &args.each_ref().map(String::as_str)[..],
-                &["--watch-timeout", "1"],
-            ]
-            .concat(),
-        )
+        let args = args.each_ref().map(String::as_str);
+        start_extender(dir, &[&args[..], more].concat())
     }
 
     fn end_watches(&self) {
@@ -234,7 +239,7 @@ pub fn node_state(name: &str, fills: f64) -> Value {
 }
 
 /// The guard of an extender with these arguments, and its address.
-pub fn start_extender(dir: &Path, args: &[&str]) -> (ChildGuard, String) {
+fn start_extender(dir: &Path, args: &[&str]) -> (ChildGuard, String) {
     let mut child = command(dir, &["extender", "--listen", "127.0.0.1:0"])
         .args(args)
         .stderr(Stdio::piped())
@@ -334,13 +339,8 @@ fn expect_scores(address: &str, is_expected: impl Fn(u64, u64) -> bool, state: &
 fn scheduling_continues_despite_api_server_failures() {
     let dir = tempfile::tempdir().unwrap();
     let nodes = vec![node_state("a", 1e6), node_state("b", 9e9)];
-    let server = FakeServer::start(Script {
-        profiles: vec![workload_profile()],
-        nodes,
-        status: 200,
-        ..Script::default()
-    });
-    let (_guard, address) = server.start_extender(dir.path());
+    let server = FakeServer::listing(vec![workload_profile()], nodes);
+    let (_guard, address) = server.start_extender(dir.path(), &["--watch-timeout", "1"]);
     expect_scores(&address, |a, b| a == 10 && b < 5, "the list");
     server.tell(
         "nodecachestates",
@@ -508,7 +508,7 @@ fn the_extender_ranks_by_what_a_daemon_publishes() {
             .all(|cache| cache["sizeBytes"].as_f64() > Some(1e5)),
         "{state}"
     );
-    let (_extender, address) = server.start_extender(dir.path());
+    let (_extender, address) = server.start_extender(dir.path(), &["--watch-timeout", "1"]);
     let are_fills_known = caches
         .iter()
         .all(|cache| cache["fillBytesPerSecond"].is_number());

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use cachemate_cluster::knowledge_dir::ProfileSpec;
+use cachemate_cluster::knowledge_objects::ProfileSpec;
 use cachemate_core::MachineSpec;
 use cachemate_fleet::arrivals::draw_kinds;
 use cachemate_fleet::cluster_export::{PodList, cluster_services};

@@ -1,4 +1,4 @@
-//! The integrated runtime: the operator states the objective, and this policy chooses the mechanisms.
+//! The integrated runtime: the operator states goals, and this policy chooses the mechanisms.
 //!
 //! Problem: sharing clusters, placement, gangs and partitions each help some mixes and hurt others, and they conflict
 //! (thesis 7.3). Method: each window, [`Auto::judge`] learns from the verifier's verdict, [`Auto::observe`] collects
@@ -21,8 +21,8 @@ mod service_confinement;
 
 use cachemate_core::{
     Ability, ChangeVerdict, Decision, Forecast, Plan, Policy, ProbeRequest, ProcessId,
-    ProposedChange, Reason, SpeedObjective, Verification, VerificationMethod, VerificationOutcome,
-    View, WindowLength,
+    ProposedChange, Reason, Verification, VerificationMethod, VerificationOutcome, View,
+    WindowLength,
 };
 use cachemate_papers::partition::MigrationMode;
 use cachemate_papers::policies::{ParameterError, ParameterRange, parse_parameters};
@@ -36,7 +36,6 @@ use self::explain::ReportedForecasts;
 use self::model::decided_plan::DecidedPlan;
 use self::model::forecast::forecast;
 use self::model::layout::SiteLayout;
-pub use self::model::score::PlanObjective;
 use self::model::search_input::{
     SEARCH_INTERVAL_WINDOWS, SearchHistory, SearchInput, searched_tasks,
 };
@@ -60,7 +59,6 @@ pub enum PolicyPart {
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    pub objective: PlanObjective,
     /// Mechanisms that the search may not use.
     pub disable: Vec<Mechanism>,
     /// Parts to leave out.
@@ -91,7 +89,6 @@ impl Default for Parameters {
     fn default() -> Self {
         Parameters {
             window_ns: 1_000_000_000,
-            objective: PlanObjective::default(),
             disable: Vec::new(),
             ablate: Vec::new(),
             min_gain: 0.01,
@@ -623,7 +620,6 @@ impl Auto {
             method: VerificationMethod::Monitoring,
             forecast_gain: 0.0,
             min_gain: self.parameters.min_gain,
-            objective: SpeedObjective::Sum,
             speeds: Vec::new(),
             goal_processes,
         }))
@@ -644,15 +640,10 @@ impl Auto {
             .restart(self.parameters.warmup_windows);
         self.forecast = Some(proposal.forecast);
 
-        let objective = match self.parameters.objective {
-            PlanObjective::WorstSlowdown => SpeedObjective::Slowest,
-            _ => SpeedObjective::Sum,
-        };
         let terms = ProposedChange {
             method: proposal.method,
             forecast_gain: proposal.gain,
             min_gain: self.parameters.min_gain,
-            objective,
             speeds: proposal.speeds,
             goal_processes: proposal.goal_processes,
         };

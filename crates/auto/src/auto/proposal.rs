@@ -17,7 +17,7 @@ use super::model::decided_plan::DecidedPlan;
 use super::model::forecast::forecast;
 use super::model::layout::SiteLayout;
 use super::model::problem::PlanningProblem;
-use super::model::score::{ForecastSpeed, LayoutScore, PlanObjective, forecast_speeds, score};
+use super::model::score::{ForecastSpeed, LayoutScore, forecast_speeds, score};
 use super::model::score_cache::ScoreCache;
 use super::model::search_input::SearchInput;
 use super::model::unmet_goals;
@@ -44,7 +44,7 @@ pub struct Proposal {
     /// The method by which the change is to be measured.
     pub method: VerificationMethod,
     pub new_plan: DecidedPlan,
-    /// Processes in the objective, with their weighted speeds under the plan in force, as forecast.
+    /// Processes that count, with their weighted speeds under the plan in force, as forecast.
     pub speeds: Vec<(ProcessId, f64)>,
     /// Processes whose goals are the reason for the change.
     pub goal_processes: Vec<ProcessId>,
@@ -82,7 +82,7 @@ impl PlanFinder<'_, '_> {
         let best = self.best_candidate(&candidates, &comparator, problem)?;
         unmet_goals::explain_unmet(problem, &default_layout, &best.layout, score_cache, reasons);
 
-        let gain = relative_gain(comparator.objective, current_score, best.score);
+        let gain = relative_gain(current_score, best.score);
         let new_plan = if is_current(best) {
             None
         } else {
@@ -97,7 +97,6 @@ impl PlanFinder<'_, '_> {
             candidates: &candidates,
             best_candidate: best,
             current_layout,
-            comparator,
             gain,
             newcomers: input.newcomers.as_deref(),
             mechanism_gains: &mechanism_gains(&comparator, current_score, &candidates),
@@ -150,7 +149,7 @@ impl PlanFinder<'_, '_> {
             origin,
             method: VerificationMethod::Confirmation,
             new_plan,
-            speeds: weighted_speeds(problem, &current_speeds, self.parameters.objective),
+            speeds: weighted_speeds(problem, &current_speeds),
             goal_processes: Vec::new(),
             gain,
             forecast: forecast(problem, layout, score_cache, |task| {
@@ -170,7 +169,6 @@ impl PlanFinder<'_, '_> {
         let max_scores = self.parameters.max_evaluations / BRIEF_SEARCH_DIVISOR;
         let mut search = self.plan_search(optimistic, &optimistic_cache, max_scores);
         search.set_min_speed(&self.evidence.default_sites, Some(current_layout));
-        let objective = search.comparator.objective;
         let layout = search.with_best_partitions(current_layout);
 
         let [current_score, new_score] =
@@ -183,8 +181,8 @@ impl PlanFinder<'_, '_> {
         }
         let [optimistic_current, optimistic_new] =
             [current_layout, &layout].map(|layout| score(optimistic, layout, &optimistic_cache));
-        let gain = keep_probability * relative_gain(objective, optimistic_current, optimistic_new)
-            + (1.0 - keep_probability) * relative_gain(objective, current_score, new_score);
+        let gain = keep_probability * relative_gain(optimistic_current, optimistic_new)
+            + (1.0 - keep_probability) * relative_gain(current_score, new_score);
         if gain < self.parameters.min_gain {
             return None;
         }
@@ -234,7 +232,7 @@ impl PlanFinder<'_, '_> {
             .into_iter()
             .find(|(_, layout)| self.is_allowed(layout, problem))?;
 
-        let gain = relative_gain(comparator.objective, current_score, step_score);
+        let gain = relative_gain(current_score, step_score);
         if gain < -MAX_STEP_LOSS {
             return None;
         }
@@ -258,10 +256,7 @@ impl PlanFinder<'_, '_> {
             problem,
             score_cache,
             allowed_mechanisms: self.parameters.allowed_mechanisms(self.view),
-            comparator: PlanComparator {
-                objective: self.parameters.objective,
-                min_speed: 0.0,
-            },
+            comparator: PlanComparator { min_speed: 0.0 },
             score_budget: Cell::new(max_scores as usize),
             generator: SplitMix64::new(self.seed ^ 0xa070),
         }
@@ -372,11 +367,10 @@ impl PlanFinder<'_, '_> {
     }
 }
 
-/// The processes in the objective, with their speeds relative to solo, weighted as by the objective.
+/// The processes with their speeds relative to solo, weighted by priority.
 fn weighted_speeds(
     problem: &PlanningProblem,
     speeds: &[Option<ForecastSpeed>],
-    objective: PlanObjective,
 ) -> Vec<(ProcessId, f64)> {
     // The priority of each process, and the sum of its threads' speeds.
     let mut process_speeds: BTreeMap<ProcessId, (f64, f64)> = BTreeMap::new();
@@ -384,11 +378,7 @@ fn weighted_speeds(
         let (Some(program), Some(speed)) = (&problem_task.program, speed) else {
             continue;
         };
-        let priority = if objective == PlanObjective::WorstSlowdown {
-            1.0
-        } else {
-            program.goal.priority.max(0.0)
-        };
+        let priority = program.goal.priority.max(0.0);
         process_speeds
             .entry(problem_task.process)
             .or_insert((priority, 0.0))
@@ -401,10 +391,10 @@ fn weighted_speeds(
         .collect()
 }
 
-/// The gain of one score over another by the objective, as a share of its size: priorities may make it negative.
-fn relative_gain(objective: PlanObjective, current: LayoutScore, new: LayoutScore) -> f64 {
-    let [current, new] = [current, new].map(|score| score.objective_value(objective));
-    (new - current) / current.abs().max(1e-9)
+/// The gain of one score over another, as a share.
+fn relative_gain(current: LayoutScore, new: LayoutScore) -> f64 {
+    let [current, new] = [current, new].map(LayoutScore::mean_speed);
+    (new - current) / current.max(1e-9)
 }
 
 /// Gains of the best plan of every single mechanism over the plan in force, as shares.
@@ -417,37 +407,9 @@ fn mechanism_gains(
     for mechanism in Mechanism::ALL {
         let is_single = |plan: &&CandidatePlan| plan.mechanism == Some(mechanism);
         if let Some(best) = comparator.best_of(candidates.iter().filter(is_single)) {
-            let gain = relative_gain(comparator.objective, current_score, best.score);
+            let gain = relative_gain(current_score, best.score);
             gains.push((mechanism, gain));
         }
     }
     gains
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A program at these shares of its solo speed, with this priority.
-    fn score_of(relative_speed: f64, priority: f64) -> LayoutScore {
-        LayoutScore {
-            weighted_speed_sum: priority * relative_speed,
-            total_weight: priority,
-            min_relative_speed: 1.0 - (1.0 - relative_speed) * priority,
-            ..LayoutScore::EMPTY
-        }
-    }
-
-    /// Is a plan that speeds the slowest program up a gain whatever its priority, and one that slows it down a loss?
-    #[test]
-    fn is_the_slowest_program_helped_whatever_its_priority() {
-        let objective = PlanObjective::WorstSlowdown;
-        for priority in [1.0, 2.0, 2.5, 3.0, 10.0] {
-            let [slow, fast] = [0.6, 0.66].map(|speed| score_of(speed, priority));
-            let gain = relative_gain(objective, slow, fast);
-            assert!((0.01..1e3).contains(&gain), "{priority}: {gain}");
-            assert!(relative_gain(objective, fast, slow) < 0.0, "{priority}");
-            assert_eq!(relative_gain(objective, slow, slow), 0.0);
-        }
-    }
 }

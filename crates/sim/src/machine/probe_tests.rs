@@ -2,9 +2,8 @@
 
 use cachemate_core::{
     Access, AccessSample, AccessSource, BatchEnd, CacheId, CacheLevel, CacheSpec, CounterEvent,
-    CpuId, DataSource, Machine, Observation, Plan, ProbeEvidence, ProbeId, ProbeKind,
-    ProbeRequest, ProbeResult, ProcessId, ReuseSample, RowInterval, SamplerModel, TaskId,
-    WindowEnd,
+    CpuId, DataSource, Machine, Observation, Plan, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest,
+    ProbeResult, ProcessId, ReuseSample, RowInterval, SamplerModel, TaskId, WindowEnd,
 };
 
 use super::tests::{

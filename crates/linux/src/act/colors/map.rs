@@ -175,10 +175,7 @@ mod tests {
     /// Is a map read from the file as it was written?
     #[test]
     fn a_map_is_read_back_from_the_file() {
-        assert_eq!(
-            ColorMap::parse(&color_map().to_text()),
-            Ok(color_map())
-        );
+        assert_eq!(ColorMap::parse(&color_map().to_text()), Ok(color_map()));
     }
 
     /// Is a damaged file refused with the place, and never read as something else?

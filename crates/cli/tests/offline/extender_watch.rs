@@ -182,8 +182,39 @@ impl FakeServer {
         .map(String::from)
     }
 
+    /// An extender that knows so many nodes: the listed ones and `last`, which is added when both watches are open.
+    pub fn start_informed_extender(
+        &self,
+        dir: &Path,
+        more: &[&str],
+        last: &Value,
+        nodes: usize,
+    ) -> (ChildGuard, String) {
+        let watch_counts = || {
+            ["workloadprofiles?watch", "nodecachestates?watch"].map(|watch| self.requests(watch))
+        };
+        let earlier = watch_counts();
+        let (guard, address) = self.start_extender(dir, more);
+        until("both watches", || {
+            let counts = watch_counts();
+            counts[0] > earlier[0] && counts[1] > earlier[1]
+        });
+        // Changes are applied in their order, so an extender that knows this node knows all objects.
+        self.tell(
+            "nodecachestates",
+            &json!({ "type": "ADDED", "object": last }),
+        );
+        let line = format!("cachemate_extender_fresh_nodes {nodes}.0\n");
+        until("the last node", || {
+            send_request(&address, "GET", "/metrics", "")
+                .1
+                .contains(&line)
+        });
+        (guard, address)
+    }
+
     /// An extender that watches this server.
-    pub fn start_extender(&self, dir: &Path, more: &[&str]) -> (ChildGuard, String) {
+    fn start_extender(&self, dir: &Path, more: &[&str]) -> (ChildGuard, String) {
         let args = self.arguments(dir);
         let args = args.each_ref().map(String::as_str);
         start_extender(dir, &[&args[..], more].concat())

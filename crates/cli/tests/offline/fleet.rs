@@ -5,7 +5,7 @@ use std::io::BufReader;
 use std::net::TcpStream;
 use std::time::Instant;
 
-use crate::common::{run, until};
+use crate::common::run;
 use crate::extender_watch::{
     FakeServer, exchange, node_state, post_request, send_request, workload_profile,
 };
@@ -209,28 +209,17 @@ fn a_clusters_pods_run_as_fleet_services() {
     assert_eq!(printed["policies"][0]["limits_kept_share"], 1.0);
 }
 
-/// Waits until an extender knows so many nodes.
-fn wait_for_nodes(address: &str, count: usize) {
-    until("the extender knows all nodes", || {
-        let (_, page) = send_request(address, "GET", "/metrics", "");
-        page.contains(&format!("cachemate_extender_fresh_nodes {count}.0\n"))
-    });
-}
-
 /// Does the extender answer requests in kube-scheduler's format: known pods by forecast, others neutrally, forged ones
 /// with an error, and does a forged object not stop it?
 #[test]
 fn requests_of_kube_scheduler_are_answered() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
-    let nodes = vec![
-        node_state("node-quiet", 1e6),
-        node_state("node-busy", 9e9),
-        json!({ "kind": "NodeCacheState", "metadata": { "name": "x" } }),
-    ];
+    let forged = json!({ "kind": "NodeCacheState", "metadata": { "name": "x" } });
+    let nodes = vec![node_state("node-quiet", 1e6), forged];
     let server = FakeServer::listing(vec![workload_profile()], nodes);
-    let (_guard, address) = server.start_extender(root, &[]);
-    wait_for_nodes(&address, 2);
+    let busy = node_state("node-busy", 9e9);
+    let (_guard, address) = server.start_informed_extender(root, &[], &busy, 2);
     let recorded = include_str!("../fixtures/extender-request.json");
     let (status, scores) = post_request(&address, "/prioritize", recorded);
     assert_eq!(status, 200, "{scores}");
@@ -303,8 +292,9 @@ fn requests_of_kube_scheduler_are_answered() {
 fn strangers_move_no_pod_and_delay_no_answer() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
-    let nodes = vec![node_state("node-quiet", 1e6), node_state("node-busy", 9e9)];
+    let nodes = vec![node_state("node-quiet", 1e6)];
     let server = FakeServer::listing(vec![workload_profile()], nodes);
+    let busy = node_state("node-busy", 9e9);
     let token = "0123456789abcdef-secret";
     std::fs::write(root.join("scheduler-token"), format!("{token}\n")).unwrap();
     std::fs::write(root.join("short"), "abc").unwrap();
@@ -317,8 +307,7 @@ fn strangers_move_no_pod_and_delay_no_answer() {
         line.unwrap_or_else(|| panic!("{page}")).to_string()
     };
 
-    let (_guard, address) = server.start_extender(root, &[]);
-    wait_for_nodes(&address, 2);
+    let (_guard, address) = server.start_informed_extender(root, &[], &busy, 2);
     for number in 0..5 {
         let pod = recorded.replace("\"uid\":\"", &format!("\"uid\":\"{number}"));
         assert_eq!(post_request(&address, "/prioritize", &pod).0, 200);
@@ -339,8 +328,7 @@ fn strangers_move_no_pod_and_delay_no_answer() {
     assert_eq!(post_request(&address, "/filter", recorded).0, 200);
 
     let args = ["--scheduler-token-file", "scheduler-token"];
-    let (_guard, address) = server.start_extender(root, &args);
-    wait_for_nodes(&address, 2);
+    let (_guard, address) = server.start_informed_extender(root, &args, &busy, 2);
     for path in [
         "/prioritize",
         "/wrong/prioritize",
@@ -380,9 +368,9 @@ fn requests_for_a_thousand_nodes_are_answered_and_timed() {
         *caches = (0..8).map(with_fills).collect();
         nodes.push(node);
     }
+    let last = nodes.pop().unwrap();
     let server = FakeServer::listing(vec![workload_profile()], nodes);
-    let (_guard, address) = server.start_extender(dir.path(), &[]);
-    wait_for_nodes(&address, 1000);
+    let (_guard, address) = server.start_informed_extender(dir.path(), &[], &last, 1000);
     let mut connection = BufReader::new(TcpStream::connect(&address).unwrap());
     let requests: u32 =
         std::env::var("CACHEMATE_REQUESTS").map_or(4, |count| count.parse().unwrap());

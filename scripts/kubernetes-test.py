@@ -24,7 +24,6 @@ MONITOR = "PodMonitor"
 VALUES = {
     "default values": ([], 0),
     "with the extender": (["extender.enabled=true"], 0),
-    "with the extender on a volume": (["extender.enabled=true", "extender.knowledgeVolume.configMap.name=knowledge"], 0),
     "acting, on some nodes": (["node.mode=act", "node.nodeSelector.pool=batch", "node.tolerations[0].operator=Exists"], 0),
     "with a monitor": (["podMonitor.enabled=true", "podMonitor.tokenSecret=cachemate-metrics"], 1),
 }

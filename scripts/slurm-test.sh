@@ -24,7 +24,7 @@ for script in prolog epilog task-prolog; do
 	chmod 755 $script.sh
 done
 host=$(hostname -s)
-features=$("$cachemate" advise slurm-node)
+features=$("$cachemate" topology --slurm-features)
 cat >slurm.conf <<END
 ClusterName=test
 SlurmctldHost=$host(127.0.0.1)

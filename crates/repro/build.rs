@@ -2,8 +2,8 @@
 //!
 //! Method: every module of this crate (a file or directory below `src`) depends on the modules and crates that its
 //! code names; crates depend on those that their manifests and the lock file name. The digest of a module covers the
-//! compiler's version and the tokens of everything that the module reaches. Comments, layout and test code do not
-//! affect runs, so they are excluded.
+//! compiler's version and the code of everything that the module reaches. Lines of comments, blank lines and tests do
+//! not affect runs, so they are left out; a changed layout makes runs again, because that is cheaper than a parser.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use sha2::{Digest, Sha256};
 
 /// Crates whose sources do not affect stored runs: a run's key contains the machine by value or the digest of all
@@ -83,7 +82,7 @@ fn files_with(extension: &str, dir: &Path) -> Vec<PathBuf> {
 
 fn read_modules(src: &Path) -> BTreeMap<String, ModuleCode> {
     let mut modules: BTreeMap<String, ModuleCode> = BTreeMap::new();
-    for (file, code) in parse_sources(src) {
+    for (file, code) in read_code(src) {
         let relative = file
             .strip_prefix(src)
             .expect("a file below src")
@@ -94,167 +93,81 @@ fn read_modules(src: &Path) -> BTreeMap<String, ModuleCode> {
             .expect("a file has a name")
             .to_string_lossy()
             .into_owned();
-        let module = modules.entry(first).or_default();
-        collect(code, module);
+        modules.entry(first).or_default().add(&code);
     }
     modules
 }
 
-/// Parses the code of a crate's files, without comments and tests; returns tokens by file.
-fn parse_sources(src: &Path) -> BTreeMap<PathBuf, TokenStream> {
-    let (mut codes, mut tests) = (BTreeMap::new(), BTreeSet::new());
-    for file in files_with("rs", src) {
-        let text = fs::read_to_string(&file).expect("a source file can be read");
-        let tokens: TokenStream = text
-            .parse()
-            .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-        let (code, test_modules) = strip_tests(tokens);
-        let stem = file.file_stem().expect("a file has a name");
-        let parent = file.parent().expect("a file lies in a directory");
-        let module_dir = if ["lib", "main", "mod"].iter().any(|root| stem == *root) {
-            parent.into()
-        } else {
-            parent.join(stem)
+/// The code of a crate by file, without files of tests.
+fn read_code(src: &Path) -> Vec<(PathBuf, String)> {
+    let is_test = |file: &PathBuf| {
+        let path = file.with_extension("");
+        path.iter()
+            .any(|part| part == "tests" || part.to_string_lossy().ends_with("_tests"))
+    };
+    let files = files_with("rs", src)
+        .into_iter()
+        .filter(|file| !is_test(file));
+    files
+        .map(|file| {
+            let text = fs::read_to_string(&file).expect("a source file can be read");
+            let code = code_lines(&text);
+            (file, code)
+        })
+        .collect()
+}
+
+/// The lines of code of a file, up to a module of tests, which is the last item.
+fn code_lines(text: &str) -> String {
+    let tests = text.find("\n#[cfg(test)]\nmod tests {");
+    let code = &text[..tests.unwrap_or(text.len())];
+    code.lines()
+        .filter(|line| !line.trim().is_empty() && !line.trim_start().starts_with("//"))
+        .fold(String::new(), |code, line| code + line + "\n")
+}
+
+impl ModuleCode {
+    fn add(&mut self, code: &str) {
+        self.text.push_str(code);
+        let words: Vec<&str> = words_of(code).collect();
+        let declares = |word: &str| {
+            ["struct", "enum", "trait", "type", "fn", "const", "static"].contains(&word)
         };
-        for module in test_modules {
-            tests.insert(module_dir.join(&module).with_extension("rs"));
-            tests.insert(module_dir.join(&module));
-            tests.insert(parent.join(&module));
-        }
-        codes.insert(file, code);
-    }
-
-    codes.retain(|file, _| !file.ancestors().any(|path| tests.contains(path)));
-    codes
-}
-
-/// Removes documentation attributes and test-only items; returns the names or paths of the files of removed modules.
-fn strip_tests(tokens: TokenStream) -> (TokenStream, Vec<String>) {
-    let (mut code, mut files): (Vec<TokenTree>, Vec<String>) = (Vec::new(), Vec::new());
-    let is_mark = |token: Option<&TokenTree>, mark: char| matches!(token, Some(TokenTree::Punct(found)) if found.as_char() == mark);
-
-    let mut tokens = tokens.into_iter();
-    while let Some(token) = tokens.next() {
-        let TokenTree::Group(group) = token else {
-            code.push(token);
-            continue;
-        };
-
-        let is_inner = is_mark(code.last(), '!') && is_mark(code.iter().nth_back(1), '#');
-        let is_attribute =
-            group.delimiter() == Delimiter::Bracket && (is_inner || is_mark(code.last(), '#'));
-        let text = if is_attribute {
-            group.stream().to_string().replace(' ', "")
-        } else {
-            String::new()
-        };
-        if text.starts_with("doc=") || text == "cfg(test)" {
-            code.truncate(code.len() - if is_inner { 2 } else { 1 });
-        }
-
-        if text == "cfg(test)" {
-            files.extend(skip_item(&mut tokens));
-        } else if !text.starts_with("doc=") {
-            let (inner, test_files) = strip_tests(group.stream());
-            files.extend(test_files);
-            code.push(TokenTree::Group(proc_macro2::Group::new(
-                group.delimiter(),
-                inner,
-            )));
-        }
-    }
-
-    (code.into_iter().collect(), files)
-}
-
-/// Skips the next item. For a module without a body, returns its file, from the attribute `path` or from its own
-/// name.
-fn skip_item(tokens: &mut impl Iterator<Item = TokenTree>) -> Option<String> {
-    let (mut last_word, mut path) = (None, None);
-    for token in tokens {
-        match &token {
-            TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => return None,
-            TokenTree::Punct(mark) if mark.as_char() == ';' => return path.or(last_word),
-            TokenTree::Group(group) if group.delimiter() == Delimiter::Bracket => {
-                let attribute = group.stream().to_string();
-                path = attribute
-                    .starts_with("path")
-                    .then(|| attribute.split('"').nth(1).map(str::to_string))
-                    .flatten();
-            }
-            other => last_word = Some(other.to_string()),
-        }
-    }
-    None
-}
-
-fn collect(code: TokenStream, module: &mut ModuleCode) {
-    module.text.push_str(&code.to_string());
-    let mut flat = Vec::new();
-    flatten_into(code, &mut flat);
-
-    for (index, word) in flat.iter().enumerate() {
-        let word_before =
-            |steps: usize| index.checked_sub(steps).map_or("", |at| flat[at].as_str());
-        if ["struct", "enum", "trait", "type", "fn", "const", "static"].contains(&word_before(1)) {
-            module.items.insert(word.clone());
-        }
-
-        if ["crate", "super"].contains(&word_before(3))
-            && word_before(2) == ":"
-            && word_before(1) == ":"
-        {
-            let names = if word == "{" {
-                first_import_names(&flat[index..])
-            } else {
-                vec![word.clone()]
-            };
-            if word_before(3) == "crate" {
-                module.paths.extend(names)
-            } else {
-                module.siblings.extend(names)
-            }
-        }
-        module.words.insert(word.clone());
+        let declared = words.windows(2).filter(|pair| declares(pair[0]));
+        self.items.extend(declared.map(|pair| pair[1].to_string()));
+        self.words.extend(words.into_iter().map(str::to_string));
+        let names_after = |prefix| code.split(prefix).skip(1).flat_map(first_names);
+        self.paths.extend(names_after("crate::"));
+        self.siblings.extend(names_after("super::"));
     }
 }
 
-/// First names in a group of imports: `a` and `b` for `{a::c, b::{d, e}}`.
-fn first_import_names(group: &[String]) -> Vec<String> {
-    let (mut depth, mut heads) = (0, Vec::new());
-    for (index, word) in group.iter().enumerate() {
-        match word.as_str() {
-            "{" => depth += 1,
-            "}" => depth -= 1,
-            _ if depth == 1 && ["{", ","].contains(&group[index - 1].as_str()) => {
-                heads.push(word.clone())
-            }
+fn words_of(code: &str) -> impl Iterator<Item = &str> {
+    code.split(|c: char| !c.is_alphanumeric() && c != '_')
+        .filter(|word| !word.is_empty())
+}
+
+/// The name at the start of a path, or the first names of a group: `a` and `b` of `{a::c, b::{d, e}}`.
+fn first_names(path: &str) -> Vec<String> {
+    let Some(group) = path.strip_prefix('{') else {
+        let end = path.find(|c: char| !c.is_alphanumeric() && c != '_');
+        return vec![path[..end.unwrap_or(path.len())].to_string()];
+    };
+    let (mut depth, mut top_level) = (0, String::new());
+    for c in group.chars() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            _ if depth == 0 => top_level.push(c),
             _ => {}
         }
-        if depth == 0 {
-            break;
-        }
     }
-    heads
-}
-
-fn flatten_into(code: TokenStream, into: &mut Vec<String>) {
-    for token in code {
-        match token {
-            TokenTree::Group(group) => {
-                let (open, close) = match group.delimiter() {
-                    Delimiter::Brace => ("{", "}"),
-                    Delimiter::Parenthesis => ("(", ")"),
-                    Delimiter::Bracket => ("[", "]"),
-                    Delimiter::None => ("", ""),
-                };
-                into.push(open.to_string());
-                flatten_into(group.stream(), into);
-                into.push(close.to_string());
-            }
-            other => into.push(other.to_string()),
-        }
-    }
+    let paths = top_level.split(',');
+    paths
+        .filter_map(|path| words_of(path).next())
+        .map(str::to_string)
+        .collect()
 }
 
 /// Modules that a module's code reaches, including itself. A name that no module declares reaches all modules.
@@ -336,9 +249,7 @@ impl Workspace {
             let tables = files_with("toml", &src)
                 .into_iter()
                 .map(|file| fs::read_to_string(file).expect("a readable file"));
-            let code = parse_sources(&src)
-                .into_values()
-                .map(|tokens| tokens.to_string());
+            let code = read_code(&src).into_iter().map(|(_, code)| code);
             (name.clone(), code.chain(tables).collect::<String>())
         };
         let codes = manifests

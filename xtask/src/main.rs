@@ -16,21 +16,18 @@ use std::process::ExitCode;
 mod ci_time;
 mod claims;
 mod crate_map;
-mod dashboard;
 mod dependency_cycles;
 mod file_access;
 mod links;
+#[cfg(test)]
 mod locks;
 mod named_tests;
 mod page_index;
-mod policy_constants;
-mod raw_markup;
 mod results;
 mod rules;
 mod source_tree;
 mod test_run;
 mod tidy;
-mod type_names;
 
 const USAGE: &str = "usage: cargo run -p xtask -- COMMAND
   tidy                           check the rules of STYLE.md and ARCHITECTURE.md
@@ -40,7 +37,6 @@ const USAGE: &str = "usage: cargo run -p xtask -- COMMAND
   ci-time report                 print the costs of this run beside .ci/times.json, and name stages that have grown
   ci-time accept                 make this run's costs the record
   map                            draw the crates and their dependencies into docs/pictures/crates.svg
-  constants                      print the constants of the policy auto and of the verifier as a table
   results                        generate docs/results/ from its data
   results import FILE.json NAME  import repro's results.json as docs/results/data/NAME.jsonl, then generate";
 
@@ -58,7 +54,6 @@ fn main() -> ExitCode {
         ["ci-time", "report"] => ci_time::report(root),
         ["ci-time", "accept"] => ci_time::store_record(root),
         ["map"] => crate_map::write(root),
-        ["constants"] => policy_constants::print(root),
         ["results"] => results::write(root),
         ["results", "import", file, name] => {
             results::import(root, Path::new(file), name).and_then(|()| results::write(root))
@@ -83,8 +78,6 @@ fn tidy(root: &Path) -> Result<(), String> {
     complaints.extend(rules::check(root).map_err(|error| format!("tidy: {error}"))?);
     complaints.extend(results::check(root)?);
     complaints.extend(crate_map::check(root)?);
-    complaints.extend(dashboard::check(root).map_err(|error| format!("dashboard: {error}"))?);
-    complaints.extend(locks::check(root).map_err(|error| format!("lock files: {error}"))?);
     match complaints.len() {
         0 => Ok(()),
         count => Err(format!(

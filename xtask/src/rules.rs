@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 
 use crate::source_tree::{self, Complaint, SourceTree};
-use crate::{claims, file_access, links, named_tests, raw_markup, type_names};
+use crate::{claims, file_access, links, named_tests};
 
 /// A rule with its check.
 struct Rule {
@@ -13,14 +13,6 @@ struct Rule {
 }
 
 const RULES: &[Rule] = &[
-    Rule {
-        name: "type-once",
-        check: type_names::check_duplicates,
-    },
-    Rule {
-        name: "type-noun",
-        check: type_names::check_nouns,
-    },
     Rule {
         name: "link",
         check: links::check,
@@ -36,10 +28,6 @@ const RULES: &[Rule] = &[
     Rule {
         name: "file-access",
         check: file_access::check,
-    },
-    Rule {
-        name: "raw-markup",
-        check: raw_markup::check,
     },
 ];
 

@@ -41,7 +41,7 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
             "trace", "report", "spec",
         ],
     ),
-    ("fleet", &["core", "interval", "report", "sim"]),
+    ("fleet", &["core", "interval", "report"]),
     (
         "cluster",
         &["core", "files", "fleet", "daemon", "page", "spec"],

@@ -3,7 +3,7 @@
 use super::stack::olken_histogram;
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};
-use cachemate_locality::sampled::{FixedRateSampler, FixedSizeSampler, SampledCurve};
+use cachemate_locality::sampled::{FixedRateSampler, SampledCurve};
 
 pub const GROUP: BenchGroup = BenchGroup {
     name: "sampled",
@@ -26,12 +26,6 @@ fn sampled_curve(lines: &[u64]) -> SampledCurve {
         .expect("the traces have fewer lines than the limit")
 }
 
-fn fixed_size(lines: &[u64]) -> SampledCurve {
-    let mut sample = FixedSizeSampler::new(8192, 1).expect("a valid size");
-    sample.push(lines);
-    sample.finish()
-}
-
 fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for kind in &options.traces {
@@ -40,10 +34,6 @@ fn run(options: &Options) -> Vec<ResultRow> {
             Contender::new("olken", || olken_histogram(lines).accesses()),
             Contender::new("1 % sampled", || sampled_curve(lines).sampled_accesses())
                 .compare_with(0, Some(60.0)),
-            Contender::new("8192 lines sampled", || {
-                fixed_size(lines).sampled_accesses()
-            })
-            .compare_with(0, None),
         ];
         rows.extend(compare(
             "sampled",
@@ -55,25 +45,21 @@ fn run(options: &Options) -> Vec<ResultRow> {
             contenders,
         ));
         let truth = olken_histogram(lines);
-        for (name, curve) in [
-            ("1 %", sampled_curve(lines)),
-            ("8192 lines", fixed_size(lines)),
-        ] {
-            let errors = compared_sizes().into_iter().filter_map(|size| {
-                let exact = truth.misses_at(size) as f64 / truth.accesses() as f64;
-                Some((curve.find_point(size)?.miss_ratio - exact).abs())
-            });
-            let errors: Vec<f64> = errors.collect();
-            let bar = curve
-                .error_bar(&compared_sizes())
-                .map_or("none".into(), |bar| format!("{:.4}", bar.mean_half_width));
-            eprintln!(
-                "sampled {} {name}: mean error {:.4}, greatest {:.4}, mean half-width (95 %) {bar}",
-                kind.name(),
-                errors.iter().sum::<f64>() / errors.len().max(1) as f64,
-                errors.iter().copied().fold(0.0, f64::max),
-            );
-        }
+        let curve = sampled_curve(lines);
+        let errors = compared_sizes().into_iter().filter_map(|size| {
+            let exact = truth.misses_at(size) as f64 / truth.accesses() as f64;
+            Some((curve.find_point(size)?.miss_ratio - exact).abs())
+        });
+        let errors: Vec<f64> = errors.collect();
+        let bar = curve
+            .error_bar(&compared_sizes())
+            .map_or("none".into(), |bar| format!("{:.4}", bar.mean_half_width));
+        eprintln!(
+            "sampled {}: mean error {:.4}, greatest {:.4}, mean half-width (95 %) {bar}",
+            kind.name(),
+            errors.iter().sum::<f64>() / errors.len().max(1) as f64,
+            errors.iter().copied().fold(0.0, f64::max),
+        );
     }
     rows
 }

@@ -25,8 +25,8 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{
     Ability, CacheId, CacheShare, CoRunPenalty, Decision, GroupId, PartitionSupport, Plan, Policy,
-    ProbeRequest, ProcessId, Profiles, ProposedChange, Reason, ShareMember, SpeedObjective, TaskId,
-    TaskSample, Verification, VerificationMethod, VerificationOutcome, View, WindowLength,
+    ProbeRequest, ProcessId, Profiles, ProposedChange, Reason, ShareMember, TaskId, TaskSample,
+    Verification, VerificationMethod, VerificationOutcome, View, WindowLength,
 };
 use cachemate_papers::partition::MigrationMode;
 use cachemate_papers::partition::demand_curve::DemandCurve;
@@ -97,10 +97,7 @@ impl Parameters {
     /// Whether a change of this cache is measured by the sum of speeds. Changes for a goal or for fairness may cost
     /// speed.
     fn confirms_changes_of(&self, domain: &PartitionedCache<'_>) -> bool {
-        let compares_speeds = matches!(
-            self.objective,
-            SizingObjective::WeightedSpeedup | SizingObjective::Stalls | SizingObjective::Misses
-        );
+        let compares_speeds = self.objective == SizingObjective::WeightedSpeedup;
         self.confirms && compares_speeds && !domain.has_goals()
     }
 
@@ -583,7 +580,7 @@ impl SizingForecast<'_> {
         let current_speeds = self.current_performance(current_shares)?;
         let score_of = |performances: &[(f64, f64)]| objective.score(self.claimants, performances);
         let mut candidates = vec![proposed_shares];
-        if objective != SizingObjective::LeastSpace && !self.domain.is_undivided(current_shares) {
+        if !self.domain.is_undivided(current_shares) {
             candidates.push(
                 self.domain
                     .undivided_shares(parameters.page_migration.into()),
@@ -623,16 +620,14 @@ impl SizingForecast<'_> {
             .sum::<f64>();
         let saved_ns = saved_share * self.payback_ns;
         let pays_off = match objective {
-            // The change meets the same goals in less space, so only the cost of copying counts against it.
-            SizingObjective::LeastSpace => {
-                !misses_more_goals && cost_ns <= parameters.min_gain * self.payback_ns
-            }
             SizingObjective::Fairness => {
                 !misses_more_goals
                     && relative_gain >= parameters.min_gain
                     && cost_ns <= self.payback_ns
             }
-            _ => !misses_more_goals && relative_gain >= parameters.min_gain && saved_ns > cost_ns,
+            SizingObjective::WeightedSpeedup => {
+                !misses_more_goals && relative_gain >= parameters.min_gain && saved_ns > cost_ns
+            }
         };
         if !(meets_more_goals || pays_off) {
             return None;
@@ -684,7 +679,6 @@ impl SizingForecast<'_> {
             method: VerificationMethod::Confirmation,
             forecast_gain: gain,
             min_gain: parameters.min_gain,
-            objective: SpeedObjective::Sum,
             speeds: processes.filter_map(weighted_speed).collect(),
             goal_processes: Vec::new(),
         }

@@ -10,7 +10,8 @@
 //! # Invariants
 //! - No I/O, no clock, seeded random numbers: the same input gives the same bits.
 //! - A policy returns plans and never acts; without evidence it keeps the plan in force.
-//! - A change that made programs slower beyond noise is taken back, whichever policy made it.
+//! - A change that made programs slower beyond noise is taken back, whichever policy made it. The verifier answers a
+//!   decision with a plan of its own, and never changes what a policy returned.
 //! - No service is named as the cause of a loss of another cache, and none that only takes CPUs for the cache.
 
 #![warn(missing_docs)]

@@ -62,7 +62,7 @@ fn read_topology(session: &Session) -> anyhow::Result<Topology> {
 }
 
 /// Measured only if none is stored; `None` if it cannot be measured.
-pub fn find_or_measure(session: &Session, topology: &Topology) -> Option<HostCalibration> {
+fn find_or_measure(session: &Session, topology: &Topology) -> Option<HostCalibration> {
     let calibration = stored_or_measured(session, topology)?;
     wrong_lists(&calibration).for_each(|text| session.warn(&text));
     Some(calibration)

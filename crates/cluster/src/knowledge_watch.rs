@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::api_server::{ApiServer, RESOURCE_PATH};
-use crate::knowledge_dir::{MAX_OBJECT_BYTES, insert_object};
+use crate::knowledge_objects::{MAX_OBJECT_BYTES, insert_object};
 
 /// Resources that are watched: their kinds, and their names in paths.
 const RESOURCES: [(&str, &str); 2] = [

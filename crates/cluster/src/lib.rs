@@ -20,6 +20,6 @@ pub mod api_server;
 pub mod extender;
 mod extender_metrics;
 mod extender_server;
-pub mod knowledge_dir;
+pub mod knowledge_objects;
 mod knowledge_watch;
 pub mod node_publisher;

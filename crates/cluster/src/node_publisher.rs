@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, RESOURCE_PATH};
 use crate::extender_server::unix_seconds;
-use crate::knowledge_dir::ProfileSpec;
+use crate::knowledge_objects::ProfileSpec;
 
 /// Time between two reads of the status.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
@@ -408,7 +408,7 @@ mod tests {
     use cachemate_fleet::extender::{ClusterKnowledge, Extender};
     use cachemate_page::{ServiceSnapshot, Snapshot};
 
-    use crate::knowledge_dir::insert_object;
+    use crate::knowledge_objects::insert_object;
 
     const MIB: u64 = 1 << 20;
 

@@ -121,6 +121,15 @@ pub struct AppliedPlan {
 }
 
 impl AppliedPlan {
+    /// Adds the refusals that are not listed yet.
+    pub fn add_refusals(&mut self, refusals: impl IntoIterator<Item = RefusedItem>) {
+        for refusal in refusals {
+            if !self.refused.contains(&refusal) {
+                self.refused.push(refusal);
+            }
+        }
+    }
+
     /// Whether the probe is among the refused items.
     pub fn has_refused_probe(&self, probe: ProbeId) -> bool {
         self.refused

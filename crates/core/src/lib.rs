@@ -58,6 +58,7 @@ mod service;
 mod service_profiles;
 mod stream_sample;
 mod suggestion;
+#[cfg(any(test, feature = "test-support"))]
 pub mod test_support;
 
 pub use access::*;

@@ -484,7 +484,7 @@ pub trait Machine {
     fn capabilities(&self) -> &Capabilities;
     /// Runs or waits for one window; `None` if the run has ended.
     fn observe(&mut self) -> Result<Option<Observation>, MachineError>;
-    /// Applies a plan; idempotent. Slow actions are started but not awaited; `Observation::applied` reports their
-    /// progress.
+    /// Applies a plan; idempotent. Slow actions are started but not awaited. The next `Observation::applied` reports
+    /// their progress, what of the plan was refused, and whether it is only a proposal.
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError>;
 }

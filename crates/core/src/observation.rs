@@ -179,6 +179,10 @@ pub struct TaskSample {
     /// Resident pages of its process by memory node; `None` if there is one node, or if their location is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pages_per_node: Option<Vec<u64>>,
+    /// What earlier runs recorded of its program, in the window in which the program is recognized. It is part of the
+    /// observation so that a replay has it as well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_profile: Option<Box<Profile>>,
 }
 
 impl TaskSample {
@@ -226,6 +230,7 @@ impl TaskSample {
             progress: None,
             pages_per_color: None,
             pages_per_node: None,
+            stored_profile: None,
         }
     }
 }
@@ -458,14 +463,6 @@ pub enum ProbeEvidence {
         wait_ns: u64,
         /// Samples with the task running, and samples without it.
         samples: Vec<PrimeProbeSample>,
-    },
-    /// A profile recorded earlier, whose program was recognized. It is part of the evidence so that a replay has it as
-    /// well.
-    StoredProfile {
-        /// The task that was recognized.
-        task: TaskId,
-        /// The recorded profile of the program.
-        profile: Box<Profile>,
     },
 }
 

@@ -129,27 +129,15 @@ pub enum VerificationMethod {
     Confirmation,
 }
 
-/// A value that combines the speeds of several processes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SpeedObjective {
-    /// The sum of speeds.
-    Sum,
-    /// The lowest speed.
-    Slowest,
-}
-
 /// The terms on which a policy proposes a plan.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ProposedChange {
     /// The method by which the change is measured.
     pub method: VerificationMethod,
-    /// Forecast gain, as a fraction of the objective.
+    /// Forecast gain, as a fraction of the sum of speeds.
     pub forecast_gain: f64,
     /// Smallest gain that justifies the change, as a fraction.
     pub min_gain: f64,
-    /// The objective by which speeds are compared.
-    pub objective: SpeedObjective,
     /// Processes that count, with their weighted speeds under the old plan, in any unit.
     pub speeds: Vec<(ProcessId, f64)>,
     /// Processes whose goals are the reason for the change, because the old plan misses them by more. If one of them
@@ -160,7 +148,7 @@ pub struct ProposedChange {
 /// A difference of logarithms with its standard error.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct MeasuredLogRatio {
-    /// Logarithm of the objective under the new plan over that under the old one.
+    /// Logarithm of the sum of speeds under the new plan over that under the old one.
     pub log_ratio: f64,
     /// Standard error of `log_ratio`.
     pub error: f64,

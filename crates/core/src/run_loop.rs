@@ -3,8 +3,8 @@
 //! Every stage is a trait or a plain function and knows none of the others, so that a host can be
 //! exchanged for a simulator or a recording, and a policy for another one. The order is written
 //! down here and nowhere else. It has one subtlety: what a machine refuses of a plan is known only
-//! after the plan was applied, so refusals join the *next* observation, where the policy reads them
-//! as part of what happened. A host that only observes takes the whole plan for a proposal; its
+//! after the plan was applied, so the machine reports it in the *next* observation, where the policy
+//! reads it as part of what happened. A host that only observes takes the whole plan for a proposal; its
 //! forecast is then compared with nothing, and policies read the plan that is in force instead
 //! from [`View::plan_in_force`].
 //!
@@ -19,8 +19,7 @@ use crate::check::{PlanError, check_plan};
 use crate::{
     Capabilities, CounterEvent, CpuSet, Decision, Estimate, Forecast, Machine, MachineError,
     Observation, PipelineConfig, Plan, Policy, Predictor, ProfileRecall, Profiler, Profiles,
-    PromiseReport, PromiseTracker, RefusedItem, TaskId, TaskSample, Topology, View, WindowEnd,
-    WindowLength,
+    PromiseReport, PromiseTracker, TaskId, TaskSample, Topology, View, WindowEnd, WindowLength,
 };
 
 /// The error of the last forecast for a task: the task, the forecast, and the measured value.
@@ -100,10 +99,6 @@ pub struct ControlLoop<M, P> {
     /// The forecast that the next window is compared with; empty before the first step and while a plan is only
     /// proposed.
     pub forecast: Forecast,
-    /// Refusals of that plan, which belong to the next observation.
-    refused_items: Vec<RefusedItem>,
-    /// Whether that plan is only proposed, which belongs to the next observation too.
-    is_only_proposed: bool,
     /// Tracks the promises.
     promise_tracker: PromiseTracker,
     /// The CPUs that were online at the last refresh.
@@ -132,8 +127,6 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
             recalled_profiles: None,
             plan: Plan::idle(first_window),
             forecast: Forecast::default(),
-            refused_items: Vec::new(),
-            is_only_proposed: false,
             promise_tracker: PromiseTracker::default(),
         }
     }
@@ -143,7 +136,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
     /// # Errors
     /// The machine's error, or a plan that violates an invariant of [`check_plan`]; that plan is not applied.
     pub fn step(&mut self) -> Result<Option<WindowRecord>, ControlLoopError> {
-        let Some(observation) = self.observe()? else {
+        let Some(observation) = self.machine.observe()? else {
             return Ok(None);
         };
 
@@ -188,8 +181,6 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
             &decision,
         );
         let applied = self.machine.apply(&decision.plan)?;
-        self.refused_items.clone_from(&applied.refused);
-        self.is_only_proposed = applied.is_only_proposed;
         self.plan = decision.plan.clone();
         // The next window shows nothing about a placement that is not in force.
         let is_placed_so = !applied.is_only_proposed
@@ -208,21 +199,6 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
             promises,
             online: changed_online_cpus,
         }))
-    }
-
-    /// The next observation, completed with what the machine answered to the last plan, which a recording already
-    /// contains.
-    fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
-        let Some(mut observation) = self.machine.observe()? else {
-            return Ok(None);
-        };
-        observation.applied.is_only_proposed |= self.is_only_proposed;
-        for refused_item in self.refused_items.drain(..) {
-            if !observation.applied.refused.contains(&refused_item) {
-                observation.applied.refused.push(refused_item);
-            }
-        }
-        Ok(Some(observation))
     }
 
     /// `None` if they are those of the window before.

@@ -51,7 +51,6 @@ pub struct ColoredProgram {
     child: Child,
     dir: PathBuf,
     ledger: FrameLedger,
-    reference_set_id: String,
     /// Resident pages of each process, as last read.
     resident_by_pid: BTreeMap<i32, ResidentPages>,
     mask: u64,
@@ -74,7 +73,7 @@ impl ColoredProgram {
             bail!("{reason}");
         }
         let (host, base) = (LinuxHost::new("/"), Path::new(BASE));
-        let reference_set_id = format!("{:016x}", reference_set::read_id(base)?);
+        reference_set::read_id(base)?;
         agents::remove_dead_sessions(&host, base);
         let ledger = FrameLedger::open(base)?;
         // Each session of a launcher has a separate directory.
@@ -125,7 +124,6 @@ impl ColoredProgram {
             child,
             dir,
             ledger,
-            reference_set_id,
             resident_by_pid: BTreeMap::new(),
             mask: launch.mask,
         })
@@ -134,14 +132,6 @@ impl ColoredProgram {
     /// Process id of the program itself.
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
-    }
-    /// Identity of the reference set that it was started with.
-    pub fn reference_set_id(&self) -> &str {
-        &self.reference_set_id
-    }
-    /// Known colors of frames.
-    pub fn ledger(&self) -> &FrameLedger {
-        &self.ledger
     }
 
     /// The directory of the program's own agent.

@@ -23,7 +23,9 @@
 
 #![warn(missing_docs)]
 
-#[cfg(feature = "chaos")]
+// Tests without the feature only compile them.
+#[cfg(any(test, feature = "chaos"))]
+#[cfg_attr(not(feature = "chaos"), allow(dead_code))]
 mod chaos_policies;
 pub mod colored_program;
 pub mod daemon;

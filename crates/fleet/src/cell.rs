@@ -112,22 +112,6 @@ pub fn run_cell(
     Some(cell.outcome)
 }
 
-/// The hosts with the services that run at the start, at the loads of this hour of the day.
-pub fn initial_hosts(
-    setup: &CellSetup<'_>,
-    instances: &[ServiceInstance],
-    hour: f64,
-) -> Vec<FleetHost> {
-    let mut cell = FleetCell::new(setup);
-    for instance in instances
-        .iter()
-        .filter(|instance| instance.arrival_hour <= 0.0)
-    {
-        cell.add_service(instance.kind, hour);
-    }
-    cell.hosts
-}
-
 impl<'a> FleetCell<'a> {
     fn new(setup: &'a CellSetup<'a>) -> Self {
         FleetCell {

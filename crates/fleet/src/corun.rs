@@ -117,11 +117,6 @@ impl CoRunSolver {
         &self.host
     }
 
-    /// The profiles of the services, by index of their kind.
-    pub fn profiles(&self) -> &[WorkloadProfile] {
-        &self.profiles
-    }
-
     /// The number of contended caches of a host.
     pub fn caches(&self) -> usize {
         self.host
@@ -269,7 +264,7 @@ impl CoRunSolver {
 
     /// Assigns CPUs of the cache to the threads of each member, and returns them with the member's index. The heaviest
     /// threads choose first, so that the CPUs' loads are nearly even.
-    pub fn member_cpus(&self, members: &[CoRunMember]) -> Vec<(usize, Vec<u32>)> {
+    fn member_cpus(&self, members: &[CoRunMember]) -> Vec<(usize, Vec<u32>)> {
         let mut cpus = CpuLoads::new(self.cpus_per_cache(), self.host.contexts_per_core);
         let mut heaviest_first: Vec<usize> = (0..members.len()).collect();
         heaviest_first.sort_by_key(|&index| std::cmp::Reverse(members[index].load));

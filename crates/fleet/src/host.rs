@@ -503,13 +503,6 @@ impl FleetHost {
             .map(|(cache, parts)| self.cache_objective(model, cache, parts))
             .sum()
     }
-
-    /// The solver's key of each cache.
-    pub fn corun_keys(&self, model: &HostModel<'_>) -> Vec<CoRunKey> {
-        (0..self.residents.len())
-            .map(|cache| self.corun_key(model, cache).0)
-            .collect()
-    }
 }
 
 fn kind_of<'a>(model: &HostModel<'a>, resident: &Resident) -> &'a FleetService {

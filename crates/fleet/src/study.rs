@@ -7,8 +7,6 @@
 //! hosts varies, and the result is scaled to the fleet.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cachemate_core::{FieldError, MachineSpec};
 use serde::{Deserialize, Serialize};
@@ -16,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::arrivals::{ServiceInstance, draw_instances};
 use crate::cell::{self, CellSetup};
 use crate::corun::CoRunSolver;
-use crate::host::{FleetHost, HostModel};
+use crate::host::HostModel;
 use crate::outcome::{CellOutcome, FleetOutcome, FleetPolicyRow};
 use crate::placement::{HostCapacity, PlacementPolicy};
 use crate::scorer::NodePolicy;
@@ -119,20 +117,8 @@ pub struct HostSearch {
     searched: Vec<(u32, f64)>,
 }
 
-/// Progress and interruption of a run.
-pub struct RunControl<'a> {
-    /// Number of threads.
-    pub workers: usize,
-    /// Callback that receives the number of finished parts and the number of all parts.
-    pub report_progress: &'a (dyn Fn(usize, usize) + Sync),
-    /// Callback that returns true to abandon the run.
-    pub should_stop: &'a (dyn Fn() -> bool + Sync),
-}
-
 /// Largest number of hosts that a search tries, as a multiple of the cell's own number.
 const MAX_HOSTS_FACTOR: u32 = 4;
-/// Cost of a search in simulated cells, for the estimate of progress.
-const SEARCH_CELLS: usize = 5;
 
 impl<'a> FleetStudy<'a> {
     /// Builds a study of a checked description. The first of `machines` is the fleet's own machine.
@@ -338,61 +324,12 @@ impl<'a> FleetStudy<'a> {
         }
     }
 
-    /// The hosts of the first cell at the start, placed by the first policy without a node policy, and the constants of
-    /// their model.
-    pub(crate) fn initial_hosts(&self) -> (HostModel<'_>, Vec<FleetHost>) {
-        let hosts_by_cell = self.hosts_by_cell();
-        let policy = self
-            .spec
-            .policies
-            .first()
-            .copied()
-            .unwrap_or(PlacementPolicy::Requests);
-        let variant = FleetVariant {
-            policy,
-            node: NodePolicy::Off,
-            change: FleetChange::None,
-        };
-        let setup = self.cell_setup(&variant, hosts_by_cell[0]);
-        let hosts = cell::initial_hosts(
-            &setup,
-            &self.cell_instances(0, &hosts_by_cell),
-            0.5 * setup.step_hours,
-        );
-        (setup.model, hosts)
-    }
-
     /// The index of the variant whose share of kept limits is promised.
     fn reference_variant(&self) -> usize {
         self.variants
             .iter()
             .position(|variant| variant.policy == PlacementPolicy::Requests)
             .unwrap_or(0)
-    }
-
-    /// Runs every part in this process; returns `None` if stopped.
-    pub fn run(&self, control: &RunControl<'_>) -> Option<FleetResult> {
-        let (cell_parts, search_parts): (Vec<_>, Vec<_>) = self
-            .parts()
-            .into_iter()
-            .partition(|part| matches!(part, FleetPart::Cell { .. }));
-        let total_weight = cell_parts.len() + search_parts.len() * SEARCH_CELLS;
-        let finished_weight = AtomicUsize::new(0);
-        let mut known_outcomes = BTreeMap::new();
-        for (group_parts, weight) in [(cell_parts, 1), (search_parts, SEARCH_CELLS)] {
-            let outcomes = run_parallel(control.workers, group_parts.len(), &|index| {
-                let outcome = self.run_part(group_parts[index], &known_outcomes, &|| {
-                    (control.should_stop)()
-                })?;
-                (control.report_progress)(
-                    finished_weight.fetch_add(weight, Ordering::Relaxed) + weight,
-                    total_weight,
-                );
-                Some(outcome)
-            })?;
-            known_outcomes.extend(group_parts.into_iter().zip(outcomes));
-        }
-        self.merge(&known_outcomes)
     }
 
     /// Combines the outcomes of all parts; returns `None` if one is missing.
@@ -569,38 +506,4 @@ impl FleetResult {
             policies: self.variants.iter().map(to_row).collect(),
         }
     }
-}
-
-/// Runs `count` independent parts on several threads, and returns their results in order; `None` if a part was
-/// stopped.
-pub(crate) fn run_parallel<R: Send>(
-    workers: usize,
-    count: usize,
-    run_part: &(dyn Fn(usize) -> Option<R> + Sync),
-) -> Option<Vec<R>> {
-    let next_index = AtomicUsize::new(0);
-    let results: Mutex<Vec<(usize, Option<R>)>> = Mutex::new(Vec::with_capacity(count));
-    std::thread::scope(|scope| {
-        for _ in 0..workers.clamp(1, count.max(1)) {
-            scope.spawn(|| {
-                loop {
-                    let index = next_index.fetch_add(1, Ordering::Relaxed);
-                    if index >= count {
-                        break;
-                    }
-                    let part_result = run_part(index);
-                    results
-                        .lock()
-                        .unwrap_or_else(std::sync::PoisonError::into_inner)
-                        .push((index, part_result));
-                }
-            });
-        }
-    });
-
-    let mut results = results
-        .into_inner()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
-    results.sort_by_key(|(index, _)| *index);
-    results.into_iter().map(|(_, result)| result).collect()
 }

@@ -1,5 +1,7 @@
 //! Fleets whose results are known, and the properties that every fleet has.
 
+use std::collections::BTreeMap;
+
 use cachemate_core::test_support::{cache_spec, machine_spec, memory_spec};
 use cachemate_core::{CacheLevel, CacheSpec, CoreModel, MachineSpec, WayPartitions};
 use cachemate_fleet::arrivals::draw_kinds;
@@ -8,8 +10,7 @@ use cachemate_fleet::placement::PlacementPolicy;
 use cachemate_fleet::profile::{ReferenceMix, WorkingSet};
 use cachemate_fleet::scorer::NodePolicy;
 use cachemate_fleet::spec::{DrawSpec, FleetService, FleetSpec, MoveSpec, PowerSpec};
-use cachemate_fleet::study::{FleetChange, FleetResult, FleetStudy, RunControl};
-use cachemate_fleet::validation::{ValidationSlice, validate};
+use cachemate_fleet::study::{FleetChange, FleetPart, FleetResult, FleetStudy};
 
 const MIB: f64 = 1024.0 * 1024.0;
 
@@ -99,13 +100,31 @@ fn run(
     changes: &[FleetChange],
 ) -> FleetResult {
     let study = FleetStudy::new(spec, &[machine()], kinds, None, changes).unwrap();
-    study
-        .run(&RunControl {
-            workers,
-            report_progress: &|_, _| (),
-            should_stop: &|| false,
-        })
-        .unwrap()
+    let parts = study.parts().into_iter();
+    let (cells, searches): (Vec<FleetPart>, Vec<FleetPart>) =
+        parts.partition(|part| matches!(part, FleetPart::Cell { .. }));
+    let mut outcomes = BTreeMap::new();
+    for group in [&cells, &searches] {
+        let run_share = |worker: usize| {
+            let own_parts = group.iter().skip(worker).step_by(workers);
+            let run_part = |part| study.run_part(part, &outcomes, &|| false).unwrap();
+            own_parts
+                .map(|&part| (part, run_part(part)))
+                .collect::<Vec<_>>()
+        };
+        let group_outcomes: Vec<_> = std::thread::scope(|scope| {
+            let run_share = &run_share;
+            let threads: Vec<_> = (0..workers)
+                .map(|worker| scope.spawn(move || run_share(worker)))
+                .collect();
+            threads
+                .into_iter()
+                .flat_map(|thread| thread.join().unwrap())
+                .collect()
+        });
+        outcomes.extend(group_outcomes);
+    }
+    study.merge(&outcomes).unwrap()
 }
 
 /// Are services that each have a host of their own not slowed down, under any policy that spreads them?
@@ -265,40 +284,6 @@ fn forecasts_separate_streams_from_reuse() {
             .iter()
             .map(|variant| variant.hosts_needed)
             .collect::<Vec<_>>()
-    );
-}
-
-/// Do both machines agree about which of two hosts slows its services down, and does the same seed give the same bits?
-#[test]
-fn the_cycle_level_machine_confirms_slowdowns() {
-    let mut spec = fleet(1, 6.0);
-    spec.policies = vec![PlacementPolicy::Requests];
-    let validated = |second: FleetService, workers: usize| {
-        let kinds = [kind("reuse", 20.0, &[(6.0 * MIB, 0.95)], Some(5.0)), second];
-        let study = FleetStudy::new(&spec, &[machine()], &kinds, None, &[]).unwrap();
-        let slice = ValidationSlice {
-            cache_scale: 16,
-            settling_cycles: 1_500_000,
-            measured_cycles: 1_500_000,
-        };
-        let control = RunControl {
-            workers,
-            report_progress: &|_, _| (),
-            should_stop: &|| false,
-        };
-        validate(&study, 1, slice, 3, &control).unwrap().unwrap()
-    };
-    let crowded = validated(kind("stream", 30.0, &[], None), 1);
-    assert_eq!(crowded, validated(kind("stream", 30.0, &[], None), 2));
-
-    let quiet = validated(kind("small", 1.0, &[(0.1 * MIB, 1.0)], None), 2);
-    assert!(
-        crowded.measured_slowdown_percent > quiet.measured_slowdown_percent,
-        "{crowded:?} {quiet:?}"
-    );
-    assert!(
-        crowded.mean_absolute_error_points < 0.2 * crowded.error_of_predicting_nothing_points,
-        "{crowded:?}"
     );
 }
 

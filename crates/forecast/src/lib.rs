@@ -1,6 +1,6 @@
 //! Forecasts how much programs that share a cache slow each other down, with intervals: for
-//! `predict`, `plan`, `report` and `advise` unless they are asked for a paper's scheme, for the
-//! wheel, and for programs of interval scenarios.
+//! `predict`, `plan` and `report` unless they are asked for a paper's scheme, for the wheel, and
+//! for programs of interval scenarios.
 //!
 //! A miss ratio says little about run time, because misses overlap, wait for bandwidth, and are
 //! fetched ahead. So a program's cycles, misses, overlap and prefetches follow from a walk of the

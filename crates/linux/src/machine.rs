@@ -27,9 +27,9 @@ use std::time::{Duration, Instant};
 
 use cachemate_core::{
     ActiveShare, AppliedPlan, CacheShare, Capabilities, Change, CounterEvent, CounterScope,
-    EventCount, EventCounts, Machine, MachineError, Observation, Plan, ProbeEvidence, ProbeId,
-    ProbeKind, ProbeResult, ProcessId, Profile, Profiles, ServiceProfiles, TaskSample, TimeSpan,
-    Topology, Units, WindowEnd, WindowLength,
+    EventCount, EventCounts, Goal, Machine, MachineError, Observation, Plan, ProbeKind, ProcessId,
+    Profile, Profiles, ServiceProfiles, TaskId, TaskSample, TimeSpan, Topology, Units, WindowEnd,
+    WindowLength,
 };
 
 use crate::act::actuator::{Actuator, ApplyReport, GuardianCommand};
@@ -59,8 +59,6 @@ use starts::StartPlacements;
 /// The reason for refusing every change while the machine only observes.
 pub const OBSERVE_ONLY_REASON: &str =
     "observing only: nothing is changed unless the configured mode is act";
-/// Id of the results that contain recognized profiles; no policy has requested them.
-const RECOGNIZED_PROBE: ProbeId = ProbeId(u32::MAX);
 
 /// Windows between two checks of the profile of a long-lived program.
 const LEARNING_PERIOD: u64 = 10;
@@ -131,8 +129,8 @@ pub struct LiveMachine<K> {
     memory_nodes: MemoryNodes,
     probe_runner: ProbeRunner,
     probe_credit_ns: f64,
-    /// Results with the profiles recognized since the last window.
-    recognized_profiles: Vec<ProbeResult>,
+    /// Profiles of the programs that were recognized since the last window.
+    recognized_profiles: BTreeMap<TaskId, Profile>,
     actuator: Actuator,
     way_controller: Option<WayController>,
     color_shares: ColorShares,
@@ -230,7 +228,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             memory_nodes: MemoryNodes::default(),
             probe_runner,
             probe_credit_ns: 0.0,
-            recognized_profiles: Vec::new(),
+            recognized_profiles: BTreeMap::new(),
             color_shares: ColorShares::default(),
             weights: BTreeMap::new(),
             placements: StartPlacements::default(),
@@ -408,16 +406,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             if let Some(profile) =
                 recorded_profile.or_else(|| self.options.learned_profiles.get(&task.profile_key()))
             {
-                let evidence = ProbeEvidence::StoredProfile {
-                    task: task.task,
-                    profile: Box::new(profile.clone()),
-                };
-                self.recognized_profiles.push(ProbeResult {
-                    probe: RECOGNIZED_PROBE,
-                    evidence,
-                    complete: true,
-                    cost_ns: Vec::new(),
-                });
+                self.recognized_profiles.insert(task.task, profile.clone());
             }
         }
         let is_earlier_unread = |task: &&ManagedThread| {
@@ -515,6 +504,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let represented_processes = self.add_work_in_files(&mut progress);
         self.previous_usage
             .extend(self.tasks.woken_usage().iter().copied());
+        let mut recognized_profiles = std::mem::take(&mut self.recognized_profiles);
         for task in self.tasks.tasks() {
             let previous_usage = self.previous_usage.get(&task.thread).copied();
             // If the thread was created in this window, its whole total belongs to the window. The same holds if it was
@@ -554,12 +544,12 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 }));
             }
             counts.sort_by_key(|reading| reading.event);
-            let mut goal = task.goal;
-            if represented_processes.contains(&task.process)
-                && let Some(goal) = &mut goal
-            {
-                goal.min_rate = None;
-            }
+            // The first process of a progress file answers for the rate of all.
+            let is_represented = represented_processes.contains(&task.process);
+            let goal = task.goal.map(|goal| Goal {
+                min_rate: goal.min_rate.filter(|_| !is_represented),
+                ..goal
+            });
             samples.push(TaskSample {
                 task: task.task,
                 process: task.process,
@@ -582,6 +572,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 progress: progress.get(&task.thread).copied(),
                 pages_per_color: None,
                 pages_per_node: self.memory_nodes.node_pages(task.process),
+                stored_profile: recognized_profiles.remove(&task.task).map(Box::new),
             });
         }
         self.previous_usage = self
@@ -723,8 +714,7 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
             .retain(|active_share| !matches!(active_share.share.units, Units::Colors { .. }));
         self.applied_plan.shares.extend(color_shares);
         let applied_plan = self.applied_plan.clone();
-        let mut probe_results = std::mem::take(&mut self.recognized_profiles);
-        probe_results.append(&mut self.probe_runner.results);
+        let probe_results = std::mem::take(&mut self.probe_runner.results);
         Ok(Some(Observation {
             window,
             span,

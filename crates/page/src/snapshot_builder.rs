@@ -713,7 +713,6 @@ fn probe_snapshots(sources: &WindowSources<'_>) -> Vec<ProbeSnapshot> {
             ProbeEvidence::NeighborSlowdown { task, .. } => ("beside a neighbor", Some(*task)),
             ProbeEvidence::PingPong { .. } => ("ping-pong", None),
             ProbeEvidence::PrimeProbe { task, .. } => ("evicted lines", Some(*task)),
-            ProbeEvidence::StoredProfile { task, .. } => ("recorded profile", Some(*task)),
         };
 
         let cost_ns: u64 = probe_result.cost_ns.iter().map(|(_, ns)| ns).sum();

@@ -112,18 +112,16 @@ impl ObservationScript {
 
             let mut probe_results = Vec::new();
             known_profiles.retain(|id, _| tasks.iter().any(|task| task.task == *id));
-            for task in &tasks {
+            for task in &mut tasks {
+                task.stored_profile = None;
                 if generator.draw_below(3) == 0 {
                     let profile = draw_profile(&mut generator, task.process);
                     known_profiles.insert(task.task, profile.clone());
-                    let evidence = ProbeEvidence::StoredProfile {
-                        task: task.task,
-                        profile: Box::new(profile),
-                    };
-                    let probe = ProbeId(generator.draw_below(4) as u32);
+                    task.stored_profile = Some(Box::new(profile));
+                    // An answer without evidence, which may end a probe that a policy requested.
                     probe_results.push(ProbeResult {
-                        probe,
-                        evidence,
+                        probe: ProbeId(generator.draw_below(4) as u32),
+                        evidence: ProbeEvidence::Rows(Vec::new()),
                         complete: true,
                         cost_ns: Vec::new(),
                     });
@@ -292,10 +290,9 @@ impl ObservationScript {
                 .plan;
             let mut blind_observation = observation.clone();
             blind_observation.probe_results.clear();
-            blind_observation
-                .tasks
-                .iter_mut()
-                .for_each(|task| task.counts = EventCounts::default());
+            for task in &mut blind_observation.tasks {
+                (task.counts, task.stored_profile) = (EventCounts::default(), None);
+            }
 
             // A lack of evidence must not undo a decision that was made with evidence.
             let plan = self
@@ -387,9 +384,9 @@ impl Profiler for RecognizedProfiler {
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         profiles.retain(|id, _| observation.tasks.iter().any(|task| task.task == *id));
-        for probe_result in &observation.probe_results {
-            if let ProbeEvidence::StoredProfile { task, profile } = &probe_result.evidence {
-                profiles.insert(*task, (**profile).clone());
+        for task in &observation.tasks {
+            if let Some(profile) = &task.stored_profile {
+                profiles.insert(task.task, (**profile).clone());
             }
         }
     }
@@ -674,12 +671,10 @@ fn rename_observation(
         task.task = rename(task.task);
     }
     for probe_result in &mut renamed_observation.probe_results {
-        match &mut probe_result.evidence {
-            ProbeEvidence::StoredProfile { task, .. } => *task = rename(*task),
-            ProbeEvidence::Samples { samples, .. } => samples
-                .iter_mut()
-                .for_each(|sample| sample.task = rename(sample.task)),
-            _ => {}
+        if let ProbeEvidence::Samples { samples, .. } = &mut probe_result.evidence {
+            for sample in samples {
+                sample.task = rename(sample.task);
+            }
         }
     }
     renamed_observation

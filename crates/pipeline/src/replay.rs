@@ -28,6 +28,8 @@ pub struct ReplayMachine {
     header: RunHeader,
     /// The record from which the last observation was taken.
     current_record: Rc<RefCell<Option<WindowRecord>>>,
+    /// Why the last plan is only a proposal, until the next observation reports it.
+    refusal: Option<RefusedItem>,
     /// The damage behind the last whole window, if the log was cut.
     damage: Rc<RefCell<Option<TraceError>>>,
 }
@@ -39,6 +41,7 @@ impl ReplayMachine {
             header: log.header().clone(),
             log,
             current_record: Rc::default(),
+            refusal: None,
             damage: Rc::default(),
         }
     }
@@ -66,7 +69,11 @@ impl Machine for ReplayMachine {
             }
             Err(error) => return Err(MachineError(error.to_string())),
         };
-        let observation = record.as_ref().map(|record| record.observation.clone());
+        let mut observation = record.as_ref().map(|record| record.observation.clone());
+        if let Some((observation, refusal)) = observation.as_mut().zip(self.refusal.take()) {
+            observation.applied.is_only_proposed = true;
+            observation.applied.add_refusals([refusal]);
+        }
 
         if let Some(online) = record.as_ref().and_then(|record| record.online.as_ref()) {
             self.header
@@ -94,6 +101,7 @@ impl Machine for ReplayMachine {
             reason: RefusalReason::NotRecorded,
             message,
         };
+        self.refusal = Some(refused_plan.clone());
         Ok(AppliedPlan {
             refused: vec![refused_plan],
             is_only_proposed: true,

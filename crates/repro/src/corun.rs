@@ -197,22 +197,6 @@ impl CoRunMatrix {
         })
     }
 
-    /// Describes the programs that did not finish their work beside a co-runner; their slowdown is a lower bound.
-    pub fn unfinished_programs(&self) -> Vec<String> {
-        let (names, indices) = (&self.names, 0..self.names.len());
-        let unfinished_beside = |i: usize| {
-            indices
-                .clone()
-                .filter(move |&j| !self.pair_rates[i][j].finished)
-                .map(move |j| (i, j))
-        };
-        indices
-            .clone()
-            .flat_map(unfinished_beside)
-            .map(|(i, j)| format!("{} beside {}", names[i], names[j]))
-            .collect()
-    }
-
     /// The run time beside the other program divided by solo run time, minus one.
     pub fn slowdown_beside(&self, program: usize, co_runner: usize) -> f64 {
         self.solo_rates[program].instr_per_cycle

@@ -36,7 +36,6 @@ mod error;
 mod experiment;
 mod index;
 pub mod interval;
-pub mod mixes;
 mod niagara;
 mod phased_profile;
 mod promises;

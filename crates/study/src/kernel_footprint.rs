@@ -11,7 +11,6 @@ use cachemate_core::Estimate;
 use cachemate_locality::curve::plateau_rate;
 use cachemate_report::text::{format_number, format_size};
 use cachemate_trace::{ProfileFile, StoredCurve};
-use serde::Serialize;
 
 use crate::whole_distances;
 
@@ -21,7 +20,7 @@ const TOLERANCE_STEP: f64 = 256.0;
 const MIN_UNTESTED_TOLERANCE: u32 = 100;
 
 /// The kernel's test and the curve's verdict, for one process on one cache.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct KernelFootprint {
     /// Size of the last-level cache.
     pub cache_bytes: u64,

@@ -19,7 +19,7 @@ use crate::formats::ZSTD_MAGIC;
 use crate::{FilePosition, TraceError, create_output};
 
 /// The version that this library writes ([`RunHeader::format`]).
-pub const RUN_LOG_VERSION: u32 = 5;
+pub const RUN_LOG_VERSION: u32 = 6;
 /// Longer lines are rejected; a window with a trace of a million addresses is far below this limit.
 const LINE_BYTES_LIMIT: u64 = 64 << 20;
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cachemate_core::{Reason, TaskId, VerificationMethod};
 use cachemate_papers::reasons::named_number;
 
-use super::candidates::{CandidatePlan, Mechanism, PlanComparator};
+use super::candidates::{CandidatePlan, Mechanism};
 use super::evidence::probe_planner::ProbePlanner;
 use super::model::layout::SiteLayout;
 use super::model::problem::PlanningProblem;
@@ -19,7 +19,6 @@ pub struct SearchReport<'a> {
     pub candidates: &'a [CandidatePlan],
     pub best_candidate: &'a CandidatePlan,
     pub current_layout: &'a SiteLayout,
-    pub comparator: PlanComparator,
     /// Gain over the plan in force, as a share.
     pub gain: f64,
     /// The newcomers, if only newcomers were placed.
@@ -67,10 +66,7 @@ impl SearchReport<'_> {
     fn score_reason(&self, probe_planner: &ProbePlanner, text: String) -> Reason {
         let score_of = |candidate: &CandidatePlan| {
             let name = candidate.label.replace(", ", "_").replace(' ', "_");
-            named_number(
-                format!("score_of_{name}"),
-                candidate.score.objective_value(self.comparator.objective),
-            )
+            named_number(format!("score_of_{name}"), candidate.score.mean_speed())
         };
         let mut numbers: Vec<(String, f64)> = self.candidates.iter().map(score_of).collect();
         numbers.push(named_number("gain_percent", 100.0 * self.gain));
@@ -311,7 +307,7 @@ impl SearchReport<'_> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::model::score::{PlanObjective, score};
+    use super::super::model::score::score;
     use super::super::model::score_cache::ScoreCache;
     use super::super::model::score_cache::tests::{site_fixture, task_fixture};
     use super::*;
@@ -336,11 +332,6 @@ mod tests {
             layout: current_layout.clone(),
             score: score(problem, &current_layout, &ScoreCache::default()),
         };
-        let comparator = PlanComparator {
-            objective: PlanObjective::WeightedSpeedup,
-            min_speed: 0.0,
-        };
-
         let singles = [(Mechanism::Space, 0.002)];
         let candidates = [best.clone()];
         let (best, current_layout, newcomers) = (&best, &current_layout, None);
@@ -351,7 +342,6 @@ mod tests {
             candidates: &candidates,
             best_candidate: best,
             current_layout,
-            comparator,
             gain,
             newcomers,
             mechanism_gains: singles,

@@ -1,4 +1,4 @@
-//! The integrated runtime: the operator states the objective, and this policy chooses the mechanisms.
+//! The integrated runtime: the operator states goals, and this policy chooses the mechanisms.
 //!
 //! Problem: sharing clusters, placement, gangs and partitions each help some mixes and hurt others, and they conflict
 //! (thesis 7.3). Method: each window, [`Auto::judge`] learns from the verifier's verdict, [`Auto::observe`] collects
@@ -21,8 +21,8 @@ mod service_confinement;
 
 use cachemate_core::{
     Ability, ChangeVerdict, Decision, Forecast, Plan, Policy, ProbeRequest, ProcessId,
-    ProposedChange, Reason, SpeedObjective, Verification, VerificationMethod, VerificationOutcome,
-    View, WindowLength,
+    ProposedChange, Reason, Verification, VerificationMethod, VerificationOutcome, View,
+    WindowLength,
 };
 use cachemate_papers::partition::MigrationMode;
 use cachemate_papers::policies::{ParameterError, ParameterRange, parse_parameters};
@@ -36,11 +36,10 @@ use self::explain::ReportedForecasts;
 use self::model::decided_plan::DecidedPlan;
 use self::model::forecast::forecast;
 use self::model::layout::SiteLayout;
-pub use self::model::score::PlanObjective;
 use self::model::search_input::{
     SEARCH_INTERVAL_WINDOWS, SearchHistory, SearchInput, searched_tasks,
 };
-use self::proposal::{PlanFinder, Proposal};
+use self::proposal::{PlanFinder, Proposal, ProposalOrigin};
 use self::service_confinement::ServiceConfinements;
 
 /// A part of the policy, which an ablation leaves out.
@@ -60,7 +59,6 @@ pub enum PolicyPart {
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    pub objective: PlanObjective,
     /// Mechanisms that the search may not use.
     pub disable: Vec<Mechanism>,
     /// Parts to leave out.
@@ -91,7 +89,6 @@ impl Default for Parameters {
     fn default() -> Self {
         Parameters {
             window_ns: 1_000_000_000,
-            objective: PlanObjective::default(),
             disable: Vec::new(),
             ablate: Vec::new(),
             min_gain: 0.01,
@@ -162,7 +159,7 @@ struct Auto {
     seed: u64,
     evidence: TaskEvidence,
     /// The change that the verifier measures; without one, the plan in force is kept until a search has a better one.
-    unverified_change: Option<UnverifiedChange>,
+    open_change: Option<OpenChange>,
     /// Forecast of the plan in force; `None` if the last search was for other tasks or phases.
     forecast: Option<Forecast>,
     measured_windows: MeasuredWindows,
@@ -173,22 +170,14 @@ struct Auto {
     bandwidth_guard: BandwidthGuard,
 }
 
-/// A proposed change that has no verdict yet.
-struct UnverifiedChange {
-    origin: ChangeOrigin,
-    layout_before: SiteLayout,
-    plan_before: DecidedPlan,
-}
-
-/// Where a change comes from.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum ChangeOrigin {
-    /// A search. Such a change stays in force if its measurement is interrupted.
-    Plan,
-    /// A move of units between the partitions in force.
-    Step,
-    /// Partitions that gain if curves err.
-    Exploration,
+/// A proposed change that has no verdict yet, and what it replaced. The verifier has its terms and its plan.
+enum OpenChange {
+    /// A plan of a search.
+    Proposed {
+        origin: ProposalOrigin,
+        layout_before: SiteLayout,
+        plan_before: DecidedPlan,
+    },
     /// Fewer CPUs for a program that breaks a promise.
     Throttle,
 }
@@ -229,16 +218,21 @@ impl PartitionClimb {
             / f64::from(self.kept_explorations + self.failed_explorations + 2)
     }
 
-    fn record(&mut self, change: UnverifiedChange, outcome: VerificationOutcome) {
+    fn record(
+        &mut self,
+        origin: ProposalOrigin,
+        layout_before: SiteLayout,
+        outcome: VerificationOutcome,
+    ) {
         let is_kept = outcome == VerificationOutcome::NotSlower;
         let is_slower = outcome == VerificationOutcome::Slower;
-        match change.origin {
-            ChangeOrigin::Plan | ChangeOrigin::Throttle => return,
-            ChangeOrigin::Exploration => {
+        match origin {
+            ProposalOrigin::Plan => return,
+            ProposalOrigin::Exploration => {
                 self.kept_explorations += u32::from(is_kept);
                 self.failed_explorations += u32::from(is_slower);
             }
-            ChangeOrigin::Step => {
+            ProposalOrigin::Step => {
                 self.failed_steps = if is_kept {
                     0
                 } else {
@@ -249,38 +243,34 @@ impl PartitionClimb {
         }
 
         if is_kept {
-            self.superseded_layouts.push(change.layout_before);
+            self.superseded_layouts.push(layout_before);
         }
     }
 }
 
 impl Policy for Auto {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let merged_profiles = (!self.parameters.includes(PolicyPart::Phases))
-            .then(|| phases::merge_phases(view.profiles));
-        let reported = View {
-            profiles: merged_profiles.as_ref().unwrap_or(view.profiles),
-            ..*view
-        };
-        if self.bandwidth_guard.drop_ended(&reported) {
+        if self.bandwidth_guard.drop_ended(view) {
             self.measured_windows.restart(0);
         }
-        // The limits of the path to memory follow from the promises of each window, so no plan keeps them.
-        let unlimited_plan = self.bandwidth_guard.remove_from(reported.previous_plan);
-        let unlimited = View {
-            previous_plan: &unlimited_plan,
-            ..reported
+        let merged_profiles = (!self.parameters.includes(PolicyPart::Phases))
+            .then(|| phases::merge_phases(view.profiles));
+        // Evidence belongs to the plan in force. On a host that only observes, that is not the previous plan. The limits
+        // of the path to memory follow from the promises of each window, so no plan keeps them.
+        let is_only_proposed = view.observation.applied.is_only_proposed;
+        let plan_in_force = if is_only_proposed {
+            view.plan_in_force().into_owned()
+        } else {
+            self.bandwidth_guard.remove_from(view.previous_plan)
         };
         let mut reasons = Vec::new();
-        let kept_plan = self.judge(&unlimited, &mut reasons);
+        let kept_plan = self.judge(view, &mut reasons);
 
-        // Evidence belongs to the plan in force. On a host that only observes, that is not the previous plan.
-        let plan_in_force = unlimited.plan_in_force();
         let in_force = View {
+            profiles: merged_profiles.as_ref().unwrap_or(view.profiles),
             previous_plan: &plan_in_force,
-            ..unlimited
+            ..*view
         };
-        let is_only_proposed = in_force.observation.applied.is_only_proposed;
         let unproposed_plan =
             is_only_proposed.then(|| DecidedPlan::from_previous(&plan_in_force, &in_force));
         let is_counted = self.observe(&in_force, &mut reasons);
@@ -312,7 +302,7 @@ impl Auto {
             parameters,
             seed,
             evidence: TaskEvidence::default(),
-            unverified_change: None,
+            open_change: None,
             forecast: None,
             measured_windows: MeasuredWindows::default(),
             searches: SearchHistory::default(),
@@ -324,7 +314,7 @@ impl Auto {
     }
 
     fn is_measuring(&self) -> bool {
-        self.unverified_change.is_some()
+        self.open_change.is_some()
     }
 
     fn can_confine(&self, view: &View<'_>) -> bool {
@@ -363,24 +353,26 @@ impl Auto {
             self.forecast = None;
         }
 
-        let change = self.unverified_change.take()?;
-        let restored_plan = match (change.origin, outcome) {
-            (ChangeOrigin::Throttle, _) => {
+        let (origin, layout_before, plan_before) = match self.open_change.take()? {
+            OpenChange::Throttle => {
                 self.bandwidth_guard.observe_verdict(outcome, window);
-                None
+                return None;
             }
-            (_, VerificationOutcome::Slower) if change.plan_before.matches(&verdict.plan) => {
-                let input = self.searches.last_results.as_ref();
-                self.forecast = input.map(|input| self.forecast_of(input, &change.layout_before));
-                None
-            }
-            (ChangeOrigin::Step | ChangeOrigin::Exploration, VerificationOutcome::Interrupted) => {
-                Some(change.plan_before.clone())
-            }
-            _ => None,
+            OpenChange::Proposed {
+                origin,
+                layout_before,
+                plan_before,
+            } => (origin, layout_before, plan_before),
         };
-        self.partition_climb.record(change, outcome);
-        restored_plan
+        if outcome == VerificationOutcome::Slower && plan_before.matches(&verdict.plan) {
+            let input = self.searches.last_results.as_ref();
+            self.forecast = input.map(|input| self.forecast_of(input, &layout_before));
+        }
+        self.partition_climb.record(origin, layout_before, outcome);
+        // The plan of a search stays in force.
+        let is_restored =
+            outcome == VerificationOutcome::Interrupted && origin != ProposalOrigin::Plan;
+        is_restored.then_some(plan_before)
     }
 
     /// Observes the window. Returns whether events were counted.
@@ -455,7 +447,7 @@ impl Auto {
         view: &View<'_>,
         plan: &DecidedPlan,
         reasons: &mut Vec<Reason>,
-    ) -> Option<(ChangeOrigin, Proposal)> {
+    ) -> Option<Proposal> {
         if self.is_measuring() {
             return None;
         }
@@ -498,7 +490,7 @@ impl Auto {
         view: &View<'_>,
         plan: &DecidedPlan,
         reasons: &mut Vec<Reason>,
-    ) -> Option<(ChangeOrigin, Proposal)> {
+    ) -> Option<Proposal> {
         let uses_counts = self.parameters.includes(PolicyPart::Evidence);
         let input = self
             .searches
@@ -507,29 +499,29 @@ impl Auto {
         let finder = self.build_finder(view, plan);
         let proposal = finder.find_plan(&input, &mut reported_forecasts, reasons);
 
-        let mut change = proposal.map(|proposal| (ChangeOrigin::Plan, proposal));
         let mechanisms = self.parameters.allowed_mechanisms(view);
-        if change.is_none() && finder.has_time_to_confirm && mechanisms.contains(&Mechanism::Space)
-        {
+        let can_explore = finder.has_time_to_confirm && mechanisms.contains(&Mechanism::Space);
+        let proposal = proposal.or_else(|| {
+            if !can_explore {
+                return None;
+            }
             let keep_probability = self.partition_climb.keep_probability();
-            let exploration = finder.find_exploration(&input, keep_probability);
-            change = exploration.map(|proposal| (ChangeOrigin::Exploration, proposal));
-        }
-        if let Some((ChangeOrigin::Exploration, exploration)) = &change {
+            let exploration = finder.find_exploration(&input, keep_probability)?;
             let text = format!(
                 "partitions that differ from the forecast at most by the errors of curves are measured: {:+.1} % expected",
                 100.0 * exploration.gain
             );
             reasons.push(Reason::new(Vec::new(), text, Vec::new()));
-        }
+            Some(exploration)
+        });
         self.reported_forecasts = reported_forecasts;
-        if change.is_some() {
+        if proposal.is_some() {
             self.partition_climb.restart();
         } else {
             self.forecast = Some(self.forecast_of(&input, &input.current_layout));
         }
         self.searches.store_results(input, view.observation.window);
-        change
+        proposal
     }
 
     fn forecast_of(&self, input: &SearchInput, layout: &SiteLayout) -> Forecast {
@@ -545,7 +537,7 @@ impl Auto {
         view: &View<'_>,
         plan: &DecidedPlan,
         reasons: &mut Vec<Reason>,
-    ) -> Option<(ChangeOrigin, Proposal)> {
+    ) -> Option<Proposal> {
         if plan.0.shares.is_empty() || !self.has_time_to_confirm(view) {
             return None;
         }
@@ -559,7 +551,7 @@ impl Auto {
             100.0 * step.gain
         );
         reasons.push(Reason::new(Vec::new(), text, Vec::new()));
-        Some((ChangeOrigin::Step, step))
+        Some(step)
     }
 
     fn build_finder<'a, 'v>(
@@ -590,14 +582,13 @@ impl Auto {
         &mut self,
         view: &View<'_>,
         kept_plan: DecidedPlan,
-        proposal: Option<(ChangeOrigin, Proposal)>,
+        proposal: Option<Proposal>,
     ) -> (Plan, Verification) {
         let (decided_plan, verification) = match proposal {
-            Some((origin, proposal)) => self.open_change(origin, proposal, kept_plan),
+            Some(proposal) => self.open_change(proposal, kept_plan),
             None if self.is_measuring() => (kept_plan, Verification::Pending),
             None => (kept_plan, Verification::BeforeAndAfter),
         };
-        let plan_before = decided_plan.clone();
         let mut plan = decided_plan.0;
         // A plan that is only now proposed knows nothing of the confinements on the caches that it does not divide.
         let is_pending = matches!(verification, Verification::Pending);
@@ -608,7 +599,7 @@ impl Auto {
         let verification = if goal_processes.is_empty() || self.is_measuring() {
             verification
         } else {
-            self.open_throttle(goal_processes, plan_before)
+            self.open_throttle(goal_processes)
         };
 
         let window_ns = self.parameters.window_ns;
@@ -620,16 +611,8 @@ impl Auto {
     }
 
     /// Leaves fewer CPUs for a program that breaks a promise to the verifier: others may pay if the promise gains.
-    fn open_throttle(
-        &mut self,
-        goal_processes: Vec<ProcessId>,
-        plan_before: DecidedPlan,
-    ) -> Verification {
-        self.unverified_change = Some(UnverifiedChange {
-            origin: ChangeOrigin::Throttle,
-            layout_before: SiteLayout::default(),
-            plan_before,
-        });
+    fn open_throttle(&mut self, goal_processes: Vec<ProcessId>) -> Verification {
+        self.open_change = Some(OpenChange::Throttle);
         self.measured_windows
             .restart(self.parameters.warmup_windows);
 
@@ -637,7 +620,6 @@ impl Auto {
             method: VerificationMethod::Monitoring,
             forecast_gain: 0.0,
             min_gain: self.parameters.min_gain,
-            objective: SpeedObjective::Sum,
             speeds: Vec::new(),
             goal_processes,
         }))
@@ -646,12 +628,11 @@ impl Auto {
     /// Leaves a proposed plan to the verifier.
     fn open_change(
         &mut self,
-        origin: ChangeOrigin,
         proposal: Proposal,
         plan_before: DecidedPlan,
     ) -> (DecidedPlan, Verification) {
-        self.unverified_change = Some(UnverifiedChange {
-            origin,
+        self.open_change = Some(OpenChange::Proposed {
+            origin: proposal.origin,
             layout_before: proposal.layout_before,
             plan_before,
         });
@@ -659,15 +640,10 @@ impl Auto {
             .restart(self.parameters.warmup_windows);
         self.forecast = Some(proposal.forecast);
 
-        let objective = match self.parameters.objective {
-            PlanObjective::WorstSlowdown => SpeedObjective::Slowest,
-            _ => SpeedObjective::Sum,
-        };
         let terms = ProposedChange {
             method: proposal.method,
             forecast_gain: proposal.gain,
             min_gain: self.parameters.min_gain,
-            objective,
             speeds: proposal.speeds,
             goal_processes: proposal.goal_processes,
         };
@@ -980,9 +956,12 @@ mod tests {
             measured: None,
         });
 
-        for (origin, expected) in [(ChangeOrigin::Plan, &after), (ChangeOrigin::Step, &before)] {
+        for (origin, expected) in [
+            (ProposalOrigin::Plan, &after),
+            (ProposalOrigin::Step, &before),
+        ] {
             let mut policy = Auto::new(Parameters::default(), 1);
-            policy.unverified_change = Some(UnverifiedChange {
+            policy.open_change = Some(OpenChange::Proposed {
                 origin,
                 layout_before: SiteLayout::default(),
                 plan_before: DecidedPlan(before.clone()),

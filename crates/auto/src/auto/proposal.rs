@@ -17,7 +17,7 @@ use super::model::decided_plan::DecidedPlan;
 use super::model::forecast::forecast;
 use super::model::layout::SiteLayout;
 use super::model::problem::PlanningProblem;
-use super::model::score::{ForecastSpeed, LayoutScore, PlanObjective, forecast_speeds, score};
+use super::model::score::{ForecastSpeed, LayoutScore, forecast_speeds, score};
 use super::model::score_cache::ScoreCache;
 use super::model::search_input::SearchInput;
 use super::model::unmet_goals;
@@ -27,12 +27,24 @@ const BRIEF_SEARCH_DIVISOR: u32 = 5;
 /// Largest forecast loss of a step, because the forecast errs by more than one unit changes.
 const MAX_STEP_LOSS: f64 = 0.02;
 
+/// The search that found a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ProposalOrigin {
+    /// That of all candidates.
+    Plan,
+    /// That of a move of units between the partitions in force.
+    Step,
+    /// That of partitions that gain if curves err.
+    Exploration,
+}
+
 /// A plan to be proposed.
 pub struct Proposal {
+    pub origin: ProposalOrigin,
     /// The method by which the change is to be measured.
     pub method: VerificationMethod,
     pub new_plan: DecidedPlan,
-    /// Processes in the objective, with their weighted speeds under the plan in force, as forecast.
+    /// Processes that count, with their weighted speeds under the plan in force, as forecast.
     pub speeds: Vec<(ProcessId, f64)>,
     /// Processes whose goals are the reason for the change.
     pub goal_processes: Vec<ProcessId>,
@@ -70,7 +82,7 @@ impl PlanFinder<'_, '_> {
         let best = self.best_candidate(&candidates, &comparator, problem)?;
         unmet_goals::explain_unmet(problem, &default_layout, &best.layout, score_cache, reasons);
 
-        let gain = relative_gain(comparator.objective, current_score, best.score);
+        let gain = relative_gain(current_score, best.score);
         let new_plan = if is_current(best) {
             None
         } else {
@@ -85,7 +97,6 @@ impl PlanFinder<'_, '_> {
             candidates: &candidates,
             best_candidate: best,
             current_layout,
-            comparator,
             gain,
             newcomers: input.newcomers.as_deref(),
             mechanism_gains: &mechanism_gains(&comparator, current_score, &candidates),
@@ -112,7 +123,13 @@ impl PlanFinder<'_, '_> {
         Some(Proposal {
             method,
             goal_processes,
-            ..self.build_proposal(input, current_layout, (&best.layout, new_plan), gain)
+            ..self.build_proposal(
+                input,
+                current_layout,
+                (&best.layout, new_plan),
+                gain,
+                ProposalOrigin::Plan,
+            )
         })
     }
 
@@ -122,15 +139,17 @@ impl PlanFinder<'_, '_> {
         current_layout: &SiteLayout,
         (layout, new_plan): (&SiteLayout, DecidedPlan),
         gain: f64,
+        origin: ProposalOrigin,
     ) -> Proposal {
         let problem = &input.problem;
         let score_cache = &input.score_cache;
         let current_speeds = forecast_speeds(problem, current_layout, score_cache);
 
         Proposal {
+            origin,
             method: VerificationMethod::Confirmation,
             new_plan,
-            speeds: weighted_speeds(problem, &current_speeds, self.parameters.objective),
+            speeds: weighted_speeds(problem, &current_speeds),
             goal_processes: Vec::new(),
             gain,
             forecast: forecast(problem, layout, score_cache, |task| {
@@ -150,7 +169,6 @@ impl PlanFinder<'_, '_> {
         let max_scores = self.parameters.max_evaluations / BRIEF_SEARCH_DIVISOR;
         let mut search = self.plan_search(optimistic, &optimistic_cache, max_scores);
         search.set_min_speed(&self.evidence.default_sites, Some(current_layout));
-        let objective = search.comparator.objective;
         let layout = search.with_best_partitions(current_layout);
 
         let [current_score, new_score] =
@@ -163,13 +181,19 @@ impl PlanFinder<'_, '_> {
         }
         let [optimistic_current, optimistic_new] =
             [current_layout, &layout].map(|layout| score(optimistic, layout, &optimistic_cache));
-        let gain = keep_probability * relative_gain(objective, optimistic_current, optimistic_new)
-            + (1.0 - keep_probability) * relative_gain(objective, current_score, new_score);
+        let gain = keep_probability * relative_gain(optimistic_current, optimistic_new)
+            + (1.0 - keep_probability) * relative_gain(current_score, new_score);
         if gain < self.parameters.min_gain {
             return None;
         }
         let new_plan = self.build_plan(problem, &layout);
-        Some(self.build_proposal(input, current_layout, (&layout, new_plan), gain))
+        Some(self.build_proposal(
+            input,
+            current_layout,
+            (&layout, new_plan),
+            gain,
+            ProposalOrigin::Exploration,
+        ))
     }
 
     /// The best move of up to `max_units` units between two partitions by the forecast. `None` if every step is
@@ -208,12 +232,18 @@ impl PlanFinder<'_, '_> {
             .into_iter()
             .find(|(_, layout)| self.is_allowed(layout, problem))?;
 
-        let gain = relative_gain(comparator.objective, current_score, step_score);
+        let gain = relative_gain(current_score, step_score);
         if gain < -MAX_STEP_LOSS {
             return None;
         }
         let new_plan = self.build_plan(problem, &layout);
-        Some(self.build_proposal(input, &current_layout, (&layout, new_plan), gain))
+        Some(self.build_proposal(
+            input,
+            &current_layout,
+            (&layout, new_plan),
+            gain,
+            ProposalOrigin::Step,
+        ))
     }
 
     fn plan_search<'s>(
@@ -226,10 +256,7 @@ impl PlanFinder<'_, '_> {
             problem,
             score_cache,
             allowed_mechanisms: self.parameters.allowed_mechanisms(self.view),
-            comparator: PlanComparator {
-                objective: self.parameters.objective,
-                min_speed: 0.0,
-            },
+            comparator: PlanComparator { min_speed: 0.0 },
             score_budget: Cell::new(max_scores as usize),
             generator: SplitMix64::new(self.seed ^ 0xa070),
         }
@@ -340,11 +367,10 @@ impl PlanFinder<'_, '_> {
     }
 }
 
-/// The processes in the objective, with their speeds relative to solo, weighted as by the objective.
+/// The processes with their speeds relative to solo, weighted by priority.
 fn weighted_speeds(
     problem: &PlanningProblem,
     speeds: &[Option<ForecastSpeed>],
-    objective: PlanObjective,
 ) -> Vec<(ProcessId, f64)> {
     // The priority of each process, and the sum of its threads' speeds.
     let mut process_speeds: BTreeMap<ProcessId, (f64, f64)> = BTreeMap::new();
@@ -352,11 +378,7 @@ fn weighted_speeds(
         let (Some(program), Some(speed)) = (&problem_task.program, speed) else {
             continue;
         };
-        let priority = if objective == PlanObjective::WorstSlowdown {
-            1.0
-        } else {
-            program.goal.priority.max(0.0)
-        };
+        let priority = program.goal.priority.max(0.0);
         process_speeds
             .entry(problem_task.process)
             .or_insert((priority, 0.0))
@@ -369,10 +391,10 @@ fn weighted_speeds(
         .collect()
 }
 
-/// The gain of one score over another by the objective, as a share of its size: priorities may make it negative.
-fn relative_gain(objective: PlanObjective, current: LayoutScore, new: LayoutScore) -> f64 {
-    let [current, new] = [current, new].map(|score| score.objective_value(objective));
-    (new - current) / current.abs().max(1e-9)
+/// The gain of one score over another, as a share.
+fn relative_gain(current: LayoutScore, new: LayoutScore) -> f64 {
+    let [current, new] = [current, new].map(LayoutScore::mean_speed);
+    (new - current) / current.max(1e-9)
 }
 
 /// Gains of the best plan of every single mechanism over the plan in force, as shares.
@@ -385,37 +407,9 @@ fn mechanism_gains(
     for mechanism in Mechanism::ALL {
         let is_single = |plan: &&CandidatePlan| plan.mechanism == Some(mechanism);
         if let Some(best) = comparator.best_of(candidates.iter().filter(is_single)) {
-            let gain = relative_gain(comparator.objective, current_score, best.score);
+            let gain = relative_gain(current_score, best.score);
             gains.push((mechanism, gain));
         }
     }
     gains
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A program at these shares of its solo speed, with this priority.
-    fn score_of(relative_speed: f64, priority: f64) -> LayoutScore {
-        LayoutScore {
-            weighted_speed_sum: priority * relative_speed,
-            total_weight: priority,
-            min_relative_speed: 1.0 - (1.0 - relative_speed) * priority,
-            ..LayoutScore::EMPTY
-        }
-    }
-
-    /// Is a plan that speeds the slowest program up a gain whatever its priority, and one that slows it down a loss?
-    #[test]
-    fn is_the_slowest_program_helped_whatever_its_priority() {
-        let objective = PlanObjective::WorstSlowdown;
-        for priority in [1.0, 2.0, 2.5, 3.0, 10.0] {
-            let [slow, fast] = [0.6, 0.66].map(|speed| score_of(speed, priority));
-            let gain = relative_gain(objective, slow, fast);
-            assert!((0.01..1e3).contains(&gain), "{priority}: {gain}");
-            assert!(relative_gain(objective, fast, slow) < 0.0, "{priority}");
-            assert_eq!(relative_gain(objective, slow, slow), 0.0);
-        }
-    }
 }

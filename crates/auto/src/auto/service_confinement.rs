@@ -538,7 +538,8 @@ mod tests {
     use crate::auto::model::decided_plan::DecidedPlan;
     use crate::auto::model::layout::SiteLayout;
     use crate::auto::proposal::Proposal;
-    use crate::auto::{Auto, ChangeOrigin, Parameters};
+    use crate::auto::proposal::ProposalOrigin;
+    use crate::auto::{Auto, Parameters};
     use cachemate_core::test_support::{
         NullPredictor, ViewFixture, capabilities_fixture, last_level_caches,
     };
@@ -659,6 +660,7 @@ mod tests {
         let mut new_plan = idle.clone();
         new_plan.affinity.insert(TaskId(0), (2..4).collect());
         let proposal = Proposal {
+            origin: ProposalOrigin::Plan,
             method: VerificationMethod::Confirmation,
             new_plan: DecidedPlan(new_plan),
             speeds: Vec::new(),
@@ -667,8 +669,7 @@ mod tests {
             forecast: Forecast::default(),
             layout_before: SiteLayout::default(),
         };
-        let origin = ChangeOrigin::Plan;
-        let (plan, _) = policy.propose(&view, DecidedPlan(idle), Some((origin, proposal)));
+        let (plan, _) = policy.propose(&view, DecidedPlan(idle), Some(proposal));
         let units = |plan: &Plan| {
             plan.shares
                 .iter()
@@ -682,7 +683,7 @@ mod tests {
 
         let outcome = VerificationOutcome::NotSlower;
         observe_verdict(&mut policy.confinements, &fixture, outcome, &plan);
-        policy.unverified_change = None;
+        policy.open_change = None;
         let (kept, _) = policy.propose(&view, DecidedPlan(plan.clone()), None);
         assert_eq!(kept.shares, plan.shares);
     }

@@ -22,17 +22,11 @@ use serde::Deserialize;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SizingObjective {
-    /// Minimizes the sum of misses per instruction (thesis equation 5.3).
-    Misses,
-    /// Minimizes the sum of stalled cycles per instruction (CP-4).
-    Stalls,
     /// Maximizes the sum of speeds relative to the solo speeds.
     #[default]
     WeightedSpeedup,
     /// Minimizes the largest slowdown.
     Fairness,
-    /// Gives programs with goals the smallest shares that meet them; all other programs share the remaining units.
-    LeastSpace,
 }
 
 /// A process that claims space.
@@ -56,27 +50,18 @@ impl Claimant {
     pub fn misses_goal(&self, cycles: f64, max_slowdown: f64) -> bool {
         cycles / self.demand.whole_cache_cycles() - 1.0 > max_slowdown + 1e-9
     }
-    fn cost_of_size(&self, objective: SizingObjective, misses: f64, cycles: f64) -> f64 {
+    fn cost_of_size(&self, objective: SizingObjective, cycles: f64) -> f64 {
+        let whole_cache_cycles = self.demand.whole_cache_cycles();
         match objective {
-            SizingObjective::Misses => self.priority * misses,
-            SizingObjective::Stalls => self.priority * (cycles - self.demand.whole_cache_cycles()),
-            SizingObjective::WeightedSpeedup | SizingObjective::LeastSpace => {
-                -self.priority * self.demand.whole_cache_cycles() / cycles
-            }
+            SizingObjective::WeightedSpeedup => -self.priority * whole_cache_cycles / cycles,
             // A slowdown of a program of priority 2 counts twice.
-            SizingObjective::Fairness => {
-                self.priority * (cycles / self.demand.whole_cache_cycles() - 1.0)
-            }
+            SizingObjective::Fairness => self.priority * (cycles / whole_cache_cycles - 1.0),
         }
     }
     fn costs_by_size(&self, objective: SizingObjective) -> Vec<f64> {
-        let misses_and_cycles = self
-            .demand
-            .misses_per_kilo_instr
-            .iter()
-            .zip(&self.demand.cycles_per_instr);
-        misses_and_cycles
-            .map(|(&misses, &cycles)| self.cost_of_size(objective, misses, cycles))
+        let cycles_by_size = self.demand.cycles_per_instr.iter();
+        cycles_by_size
+            .map(|&cycles| self.cost_of_size(objective, cycles))
             .collect()
     }
 }
@@ -95,7 +80,7 @@ impl SizingObjective {
         let costs = claimants
             .iter()
             .zip(expected_costs)
-            .map(|(claimant, &(misses, cycles))| claimant.cost_of_size(self, misses, cycles));
+            .map(|(claimant, &(_, cycles))| claimant.cost_of_size(self, cycles));
         self.cost_aggregate().aggregate(costs)
     }
 }
@@ -182,16 +167,11 @@ pub fn allocate(
 fn group_claimants(claimants: &[Claimant], limits: &AllocationLimits) -> Vec<PartitionGroup> {
     let has_floor = |at: &usize| claimants[*at].max_slowdown.is_some();
     let claimant_indices = || 0..claimants.len();
-    let mut pool: Vec<usize> = claimant_indices()
+    let pool: Vec<usize> = claimant_indices()
         .filter(|index| {
             !has_floor(index) && claimants[*index].demand.sensitivity() <= limits.pool_max_slowdown
         })
         .collect();
-    if limits.objective == SizingObjective::LeastSpace {
-        pool = claimant_indices()
-            .filter(|index| !has_floor(index))
-            .collect();
-    }
     let mut unpooled_claimants: Vec<usize> = claimant_indices()
         .filter(|index| !pool.contains(index))
         .collect();
@@ -324,9 +304,6 @@ fn size_partitions(
     claims: &[UnitClaim],
     limits: &AllocationLimits,
 ) -> Result<Vec<u32>, ClaimError> {
-    if limits.objective == SizingObjective::LeastSpace {
-        return least_space(claims, limits);
-    }
     let steps = claims.len() as u64 * u64::from(limits.units) * u64::from(limits.units);
     // Lookahead adds up savings, so the objective of the slowest program requires the exact solver.
     if steps <= MAX_EXACT_STEPS || limits.objective.cost_aggregate() == CostAggregate::Worst {
@@ -334,28 +311,6 @@ fn size_partitions(
     } else {
         allocate_by_lookahead(claims, limits.units)
     }
-}
-
-/// Gives claimants exactly their floors; claimants without a goal share the remaining units.
-fn least_space(claims: &[UnitClaim], limits: &AllocationLimits) -> Result<Vec<u32>, ClaimError> {
-    if claims.is_empty() {
-        return Err(ClaimError::NoClaims);
-    }
-    let mut sizes: Vec<u32> = claims.iter().map(|claim| claim.min_units).collect();
-    let floor_sum: u32 = sizes.iter().sum();
-    if floor_sum > limits.units {
-        return Err(ClaimError::Floors {
-            floors: floor_sum,
-            units: limits.units,
-        });
-    }
-    let unfloored_index = claims
-        .iter()
-        .position(|claim| claim.min_units <= limits.min_units.max(1));
-    if let Some(pool) = unfloored_index.filter(|_| claims.len() > 1) {
-        sizes[pool] += limits.units - floor_sum;
-    }
-    Ok(sizes)
 }
 
 /// The cost of the goals to the other programs: the total cost of the programs without a floor, with the floors in
@@ -373,10 +328,7 @@ fn floors_cost(
             .iter()
             .any(|&index| claimants[index].max_slowdown.is_some())
     };
-    if limits.objective == SizingObjective::LeastSpace
-        || !groups.iter().any(has_floor)
-        || groups.iter().all(has_floor)
-    {
+    if !groups.iter().any(has_floor) || groups.iter().all(has_floor) {
         return None;
     }
 
@@ -558,57 +510,21 @@ mod tests {
         );
     }
 
-    /// Does a program with a goal get the smallest sufficient share, and is the remainder left to the others or unused?
-    #[test]
-    fn least_space_gives_the_smallest_sufficient_shares() {
-        let promised = Claimant {
-            max_slowdown: Some(0.05),
-            ..sensitive_claimant(5)
-        };
-        let alone = allocate(
-            std::slice::from_ref(&promised),
-            &allocation_limits(SizingObjective::LeastSpace),
-        )
-        .unwrap();
-        assert_eq!(group_sizes(&alone), [(vec![0], 5)]);
-        let allocation = allocate(
-            &[promised, sensitive_claimant(9)],
-            &allocation_limits(SizingObjective::LeastSpace),
-        )
-        .unwrap();
-        assert_eq!(group_sizes(&allocation), [(vec![0], 5), (vec![1], 11)]);
-    }
-
-    /// Does each objective lead to the allocation that its name promises?
+    /// Does a program that gains little speed from much space stay small, and does fairness help the slowest?
     #[test]
     fn each_objective_leads_to_the_allocation_of_its_name() {
-        // One program has many misses that rarely stall it, the other has few misses that do.
-        let mut streams = claimant_fixture(
-            &(1..=16)
-                .map(|units| 1.2 - f64::from(units) * 0.01)
-                .collect::<Vec<_>>(),
-        );
-        streams.demand.misses_per_kilo_instr = (1..=16)
-            .map(|units| 90.0 - 5.0 * f64::from(units))
-            .collect();
-        let chases = claimant_fixture(
-            &(1..=16)
-                .map(|units| 4.0 - f64::from(units) * 0.15)
-                .collect::<Vec<_>>(),
-        );
-        let first = |objective| {
-            allocate(
-                &[streams.clone(), chases.clone()],
-                &allocation_limits(objective),
+        let curve = |start: f64, step: f64| {
+            claimant_fixture(
+                &(1..=16)
+                    .map(|units| start - f64::from(units) * step)
+                    .collect::<Vec<_>>(),
             )
-            .unwrap()
-            .groups[0]
-                .units
         };
-        assert_eq!(first(SizingObjective::Misses), 15);
-        assert_eq!(first(SizingObjective::Stalls), 1);
-        assert_eq!(first(SizingObjective::WeightedSpeedup), 1);
-        assert_eq!(first(SizingObjective::Fairness), 1);
+        let claimants = [curve(1.2, 0.01), curve(4.0, 0.15)];
+        for objective in [SizingObjective::WeightedSpeedup, SizingObjective::Fairness] {
+            let allocation = allocate(&claimants, &allocation_limits(objective)).unwrap();
+            assert_eq!(allocation.groups[0].units, 1, "{objective:?}");
+        }
     }
 
     /// Are there as many groups as the machine allows, but no more?
@@ -630,7 +546,7 @@ mod tests {
                 &AllocationLimits {
                     max_groups,
                     concurrent_programs: 8,
-                    ..allocation_limits(SizingObjective::Stalls)
+                    ..allocation_limits(SizingObjective::WeightedSpeedup)
                 },
             )
             .unwrap();

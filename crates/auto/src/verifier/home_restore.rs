@@ -71,10 +71,10 @@ impl HomeRestorer {
         window < self.end_window
     }
 
-    /// Pins the tasks that the plan leaves free and that may still be moved.
-    pub fn pin_tasks(&self, plan: &mut Plan, view: &View<'_>) {
+    /// The plan with pins of the tasks that it leaves free and that may still be moved.
+    pub fn plan_with_homes(&self, mut plan: Plan, view: &View<'_>) -> Plan {
         if !plan.gangs.is_empty() {
-            return;
+            return plan;
         }
         let online = view.topology.online();
         for task in view.movable_tasks() {
@@ -86,6 +86,7 @@ impl HomeRestorer {
                 plan.affinity.insert(task.task, home_cpus.clone());
             }
         }
+        plan
     }
 
     /// The plan without the temporary pins.

@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    GuardConfig, MeasuredLogRatio, ProcessId, ProposedChange, SpeedObjective, VerificationMethod,
-    View,
+    GuardConfig, MeasuredLogRatio, ProcessId, ProposedChange, VerificationMethod, View,
 };
 
 use super::comparison::{
     CumulativeSpeedup, changes_from_baseline, needs_like_windows, process_changes,
 };
 use super::history::{History, PlanRecord};
-use super::live_tasks::{LiveTasks, is_same_placement, set_placement};
+use super::live_tasks::{LiveTasks, is_same_placement, with_placement};
 use super::speeds::live_processes;
 use super::verdict::{GuardVerdict, ProcessChange};
 
@@ -157,7 +156,7 @@ impl Judge<'_> {
     }
 }
 
-/// The speed of a process of the objective before and after a change, and after it if the process is faster by its
+/// The speed of a process of the sum before and after a change, and after it if the process is faster by its
 /// error.
 struct ChangedSpeed {
     before: f64,
@@ -165,51 +164,11 @@ struct ChangedSpeed {
     shifted: f64,
 }
 
-/// The objective over some speeds, by which it is known what it is if one of them is another.
-enum ObjectiveValue {
-    Sum(f64),
-    /// The two smallest speeds.
-    Slowest([f64; 2]),
-}
-
-impl ObjectiveValue {
-    fn new(objective: SpeedObjective, speeds: impl Iterator<Item = f64>) -> Self {
-        match objective {
-            SpeedObjective::Sum => ObjectiveValue::Sum(speeds.sum()),
-            SpeedObjective::Slowest => {
-                let insert = |[first, second]: [f64; 2], speed: f64| match speed < first {
-                    true => [speed, first],
-                    false => [first, second.min(speed)],
-                };
-                ObjectiveValue::Slowest(speeds.fold([f64::INFINITY; 2], insert))
-            }
-        }
-    }
-
-    fn value(&self) -> f64 {
-        match self {
-            ObjectiveValue::Sum(sum) => *sum,
-            ObjectiveValue::Slowest([first, _]) => *first,
-        }
-    }
-
-    /// The value if one of the speeds is `new` instead of `old`.
-    fn replace(&self, old: f64, new: f64) -> f64 {
-        match self {
-            ObjectiveValue::Sum(sum) => sum + (new - old),
-            ObjectiveValue::Slowest([first, second]) => {
-                let others = if old == *first { second } else { first };
-                others.min(new)
-            }
-        }
-    }
-}
-
 fn positive_log(ratio: f64) -> Option<f64> {
     (ratio.is_finite() && ratio > 0.0).then(|| libm::log(ratio))
 }
 
-/// The logarithm of the objective of a proposed change over that before it, from the changes of its processes. A
+/// The logarithm of the sum of speeds after a proposed change over that before it, from the changes of its processes. A
 /// process without a change does not count.
 fn measured_log_ratio(
     change: &ProposedChange,
@@ -232,13 +191,12 @@ fn measured_log_ratio(
         return None;
     }
 
-    let before = ObjectiveValue::new(change.objective, speeds.iter().map(|speed| speed.before));
-    let after = ObjectiveValue::new(change.objective, speeds.iter().map(|speed| speed.after));
-    let log_ratio = positive_log(after.value() / before.value())?;
-    // Shift of the objective by each process's error.
-    let shift = |speed: &ChangedSpeed| {
-        positive_log(after.replace(speed.after, speed.shifted) / after.value())
-    };
+    let before: f64 = speeds.iter().map(|speed| speed.before).sum();
+    let after: f64 = speeds.iter().map(|speed| speed.after).sum();
+    let log_ratio = positive_log(after / before)?;
+    // Shift of the sum by each process's error.
+    let shift =
+        |speed: &ChangedSpeed| positive_log((after + (speed.shifted - speed.after)) / after);
     let shifts = speeds.iter().filter_map(shift);
     let error = libm::sqrt(shifts.map(|shift| shift * shift).sum());
     Some(MeasuredLogRatio { log_ratio, error })
@@ -258,8 +216,7 @@ fn is_missed_goal_improved(change: &ProposedChange, changes: &[ProcessChange]) -
 
 /// Whether a roll-back would change the placement of the live tasks.
 fn can_revert(state: &PlanRecord, view: &View<'_>) -> bool {
-    let mut plan = view.previous_plan.clone();
-    set_placement(&mut plan, &state.plan, &state.tasks, view);
+    let plan = with_placement(view.previous_plan, &state.plan, &state.tasks, view);
     !is_same_placement(
         &plan,
         view.previous_plan,
@@ -284,12 +241,11 @@ mod tests {
     use crate::verifier::verdict::GoalChange;
     use cachemate_papers::work_metric::WorkMetric;
 
-    fn proposed_change(objective: SpeedObjective, speeds: Vec<(ProcessId, f64)>) -> ProposedChange {
+    fn proposed_change(speeds: Vec<(ProcessId, f64)>) -> ProposedChange {
         ProposedChange {
             method: VerificationMethod::Confirmation,
             forecast_gain: 0.0,
             min_gain: 0.01,
-            objective,
             speeds,
             goal_processes: Vec::new(),
         }
@@ -308,57 +264,47 @@ mod tests {
             degrees_of_freedom: 9.0,
             goal_change: GoalChange::default(),
         };
-        // The last process of the objective was not measured.
+        // The last process of the sum was not measured.
         let speeds = (0..=count).map(|id| (ProcessId(id), 0.5 + unit(id, 17)));
         (speeds.collect(), (0..count).map(change).collect())
     }
 
-    /// Is the objective the sum or the minimum over its processes, and is its error the sum of the shifts by the error
-    /// of each one?
+    /// Is the error of a sum of speeds that of the shifts by the error of each process?
     #[test]
     fn is_a_verdict_on_many_processes_the_same_as_on_the_sum_of_their_parts() {
-        for objective in [SpeedObjective::Sum, SpeedObjective::Slowest] {
-            let (speeds, changes) = processes(40);
-            let objective_with = |shifted: Option<usize>| {
-                let speed = |index: usize| {
-                    let change = &changes[index];
-                    let is_shifted = shifted == Some(index);
-                    let error = if is_shifted {
-                        change.standard_error
-                    } else {
-                        0.0
-                    };
-                    speeds[index].1 * libm::exp(change.log_ratio + error)
+        let (speeds, changes) = processes(40);
+        let sum_with = |shifted: Option<usize>| {
+            let speed = |index: usize| {
+                let change = &changes[index];
+                let is_shifted = shifted == Some(index);
+                let error = if is_shifted {
+                    change.standard_error
+                } else {
+                    0.0
                 };
-                let values = (0..changes.len()).map(speed);
-                match objective {
-                    SpeedObjective::Sum => values.sum::<f64>(),
-                    SpeedObjective::Slowest => values.fold(f64::INFINITY, f64::min),
-                }
+                speeds[index].1 * libm::exp(change.log_ratio + error)
             };
-            let before = speeds[..changes.len()].iter().map(|(_, speed)| *speed);
-            let before = match objective {
-                SpeedObjective::Sum => before.sum::<f64>(),
-                SpeedObjective::Slowest => before.fold(f64::INFINITY, f64::min),
-            };
-            let after = objective_with(None);
-            let variance: f64 = (0..changes.len())
-                .map(|index| libm::log(objective_with(Some(index)) / after).powi(2))
-                .sum();
+            (0..changes.len()).map(speed).sum::<f64>()
+        };
+        let before = speeds[..changes.len()].iter().map(|(_, speed)| *speed);
+        let before = before.sum::<f64>();
+        let after = sum_with(None);
+        let variance: f64 = (0..changes.len())
+            .map(|index| libm::log(sum_with(Some(index)) / after).powi(2))
+            .sum();
 
-            let change = proposed_change(objective, speeds);
-            let measured = measured_log_ratio(&change, &changes).unwrap();
-            assert!((measured.log_ratio - libm::log(after / before)).abs() < 1e-12);
-            assert!((measured.error - libm::sqrt(variance)).abs() < 1e-12);
-            assert!(measured.error > 0.0);
-        }
+        let change = proposed_change(speeds);
+        let measured = measured_log_ratio(&change, &changes).unwrap();
+        assert!((measured.log_ratio - libm::log(after / before)).abs() < 1e-12);
+        assert!((measured.error - libm::sqrt(variance)).abs() < 1e-12);
+        assert!(measured.error > 0.0);
     }
 
     /// Does a verdict on a hundred thousand processes end? Its work is linear; a cubic one would take days.
     #[test]
     fn does_a_verdict_on_a_hundred_thousand_processes_end() {
         let (speeds, changes) = processes(100_000);
-        let change = proposed_change(SpeedObjective::Sum, speeds);
+        let change = proposed_change(speeds);
         assert!(measured_log_ratio(&change, &changes).is_some());
     }
 }

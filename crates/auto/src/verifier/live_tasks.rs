@@ -119,11 +119,17 @@ fn are_same_shares(a: &[CacheShare], b: &[CacheShare], live_tasks: &LiveTasks) -
     has_equal_shares && b.is_empty()
 }
 
-/// Writes a placement into a plan, for live tasks that may be changed and have an online CPU. Tasks that the placement
-/// did not cover keep the plan's own settings, as far as the result is valid.
-pub fn set_placement(plan: &mut Plan, placement: &Plan, known_tasks: &LiveTasks, view: &View<'_>) {
+/// A plan with another placement, for live tasks that may be changed and have an online CPU. Tasks that the placement
+/// did not cover keep the plan's own settings, as far as the result is valid; so do its probes and its window.
+pub fn with_placement(
+    plan: &Plan,
+    placement: &Plan,
+    known_tasks: &LiveTasks,
+    view: &View<'_>,
+) -> Plan {
     let movable_tasks = LiveTasks::from_movable(&view.observation.tasks);
     let online = view.topology.online();
+    let mut plan = plan.clone();
     plan.affinity
         .retain(|task, _| !known_tasks.tasks.contains(task));
     plan.weights
@@ -156,6 +162,7 @@ pub fn set_placement(plan: &mut Plan, placement: &Plan, known_tasks: &LiveTasks,
             ..movable_tasks
         },
     );
+    plan
 }
 
 fn has_seats_on_own_cpus(schedule: &GangSchedule) -> bool {

@@ -12,6 +12,10 @@
 //! - A plan that it *only decides* is applied. If the guard is on, the plan is compared in the same way by the guard's
 //!   terms ([`verdict`]), which protect programs from every policy and apply to proposed changes too.
 //!
+//! Each window has three steps, which pass on values: [`Verifier::judge_window`] observes and reaches verdicts before
+//! the policy decides, the policy decides and its decision stays as it is, and [`Verifier::rule`] answers it with a
+//! [`Hold`] if another placement is to stay in force. What goes out is the decided plan or the held one.
+//!
 //! [`judge`] decides whether the state is worse; [`history`] chooses the windows to compare if changes follow each
 //! other closely or tasks arrive and exit. A worse plan is rolled back: the reference plan is in force again for the
 //! live tasks, and tasks that it does not pin return to their earlier caches ([`home_restore`]). The failed plan is on
@@ -50,7 +54,7 @@ use cooldown::PlanCooldown;
 use history::{History, PlanRecord};
 use home_restore::HomeRestorer;
 use judge::{Judge, Judgement, Regression};
-use live_tasks::{LiveTasks, is_only_released, is_only_resized, is_same_placement, set_placement};
+use live_tasks::{LiveTasks, is_only_released, is_only_resized, is_same_placement, with_placement};
 
 /// A policy, and the verifier of its decisions.
 pub struct Verifier<P> {
@@ -61,7 +65,28 @@ pub struct Verifier<P> {
     /// The proposed change that has no verdict yet.
     open_change: Option<OpenChange>,
     verdicts: PlanVerdicts,
-    home_restorer: Option<HomeRestorer>,
+    /// The temporary pins in the previous plan.
+    homes: Option<HomeRestorer>,
+}
+
+/// What the window that has ended says about the plan in force.
+#[derive(Default)]
+struct JudgedWindow {
+    reasons: Vec<Reason>,
+    /// Whether the speeds were worse, so that the reference is in force again.
+    is_rolled_back: bool,
+    /// The way home of the tasks that the failed plan moved.
+    homes: Option<HomeRestorer>,
+}
+
+/// The answer to a decision whose placement is not applied.
+struct Hold {
+    /// The plan for the next window.
+    plan: Plan,
+    /// Why, instead of the policy's reasons; `None` after a roll-back, which has its own.
+    reason: Option<Reason>,
+    /// Whether the policy learns of it as of a refusal.
+    is_refusal: bool,
 }
 
 /// A proposed change that is being measured.
@@ -166,45 +191,66 @@ impl<P: Policy> Verifier<P> {
             history: None,
             open_change: None,
             verdicts: PlanVerdicts::default(),
-            home_restorer: None,
+            homes: None,
         }
     }
 }
 
 impl<P: Policy> Policy for Verifier<P> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let restorer = self.home_restorer.take();
         // Temporary pins are not part of a policy's plan.
-        let plan_without_pins = restorer
+        let homes = self.homes.take();
+        let plan_without_pins = homes
             .as_ref()
-            .map(|restorer| restorer.plan_without_homes(view.previous_plan));
-        let view = View {
+            .map(|homes| homes.plan_without_homes(view.previous_plan));
+        let mut view = View {
             previous_plan: plan_without_pins.as_ref().unwrap_or(view.previous_plan),
             ..*view
         };
-        let mut reasons = Vec::new();
-        self.verdicts.cooldown.forget(view.observation.window);
-        let is_rolled_back = self.judge_window(&view, &mut reasons);
-        let decision = self.policy.decide(&View {
-            verdicts: &self.verdicts,
-            ..view
-        });
+        let window = view.observation.window;
 
-        self.verdicts.latest = None;
-        let mut decision = self.finalize_decision(decision, &view, is_rolled_back);
-        decision.reasons.splice(0..0, reasons);
-        let restorer = self.home_restorer.take().or(restorer);
-        if let Some(restorer) =
-            restorer.filter(|restorer| restorer.is_active(view.observation.window))
-        {
-            restorer.pin_tasks(&mut decision.plan, &view);
-            decision.forecast = None;
-            self.home_restorer = Some(restorer);
-        } else if plan_without_pins.is_some() {
-            decision.reasons.push(explain::explain_unpinning(&view));
+        let judged = self.judge_window(&view);
+        let verdicts = std::mem::take(&mut self.verdicts);
+        view.verdicts = &verdicts;
+        let decision = self.policy.decide(&view);
+
+        let hold = self.rule(&decision, &judged, &verdicts.cooldown, &view);
+        self.open_change = match (&hold, &decision.verification) {
+            (None, Verification::Proposed(change)) => Some(OpenChange {
+                change: change.clone(),
+                new_plan: decision.plan.clone(),
+                phases: task_phases(&view),
+            }),
+            (None, Verification::Pending) => self.open_change.take(),
+            _ => None,
+        };
+        let refusal = hold.as_ref().filter(|hold| hold.is_refusal);
+        let latest = refusal.map(|hold| refusal_verdict(&hold.plan));
+
+        let (plan, reasons, forecast) = match hold {
+            None => (decision.plan, decision.reasons, decision.forecast),
+            Some(Hold { plan, reason, .. }) => {
+                let reasons = reason.map_or(decision.reasons, |reason| vec![reason]);
+                (plan, reasons, None)
+            }
+        };
+        let mut reasons = [judged.reasons, reasons].concat();
+
+        let homes = judged.homes.or(homes);
+        self.homes = homes.filter(|homes| homes.is_active(window));
+        let (plan, forecast) = match &self.homes {
+            Some(homes) => (homes.plan_with_homes(plan, &view), None),
+            None => (plan, forecast),
+        };
+        if self.homes.is_none() && plan_without_pins.is_some() {
+            reasons.push(explain::explain_unpinning(&view));
         }
 
-        decision
+        self.verdicts = PlanVerdicts { latest, ..verdicts };
+        Decision {
+            forecast,
+            ..Decision::new(plan, reasons)
+        }
     }
 }
 
@@ -213,20 +259,20 @@ impl<P> Verifier<P> {
         self.guard.unwrap_or_default()
     }
 
-    /// Observes a window, and reaches verdicts. Returns whether the guard's comparison rolled the plan in force back.
-    fn judge_window(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> bool {
+    /// Observes a window, and reaches verdicts.
+    fn judge_window(&mut self, view: &View<'_>) -> JudgedWindow {
+        self.verdicts.cooldown.forget(view.observation.window);
         if view.observation.applied.is_only_proposed {
-            (self.history, self.home_restorer) = (None, None);
-            self.accept_monitored_change(None, view, reasons);
-            return false;
+            self.history = None;
+            return self.accept_monitored_change(None, view);
         }
 
         let config = self.config();
         let history = self.history.get_or_insert_with(|| History::new(view));
         let is_measured = history.observe(view, config.trial_windows as usize);
         // The policy may restore the plan before, so an interrupted change is no reference for later ones yet.
-        if is_measured && self.end_interrupted_change(view, reasons) {
-            return false;
+        if is_measured && let Some(interruption) = self.end_interrupted_change(view) {
+            return interruption;
         }
 
         let monitored_change = self.open_change.as_ref().map(|open| open.change.as_ref());
@@ -236,38 +282,30 @@ impl<P> Verifier<P> {
             monitored_change,
         };
         let Some(history) = &mut self.history else {
-            return false;
+            return JudgedWindow::default();
         };
 
         match judge.judge(history, view) {
-            Judgement::Undecided => {}
-            Judgement::NotMeasured => self.accept_monitored_change(None, view, reasons),
+            Judgement::Undecided => JudgedWindow::default(),
+            Judgement::NotMeasured => self.accept_monitored_change(None, view),
             Judgement::Kept(measured) => {
                 self.verdicts.cooldown.record_success();
-                self.accept_monitored_change(measured, view, reasons);
+                self.accept_monitored_change(measured, view)
             }
-            Judgement::Worse(regression) => {
-                self.roll_back(&regression, view, reasons);
-                return true;
-            }
+            Judgement::Worse(regression) => self.roll_back(&regression, view),
         }
-
-        false
     }
 
-    /// Ends the open change if tasks or phases have changed. Returns whether it did.
-    fn end_interrupted_change(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> bool {
-        let Some((change, cause)) = self
-            .open_change
-            .as_ref()
-            .and_then(|change| Some((change, change.interruption_cause(view)?)))
-        else {
-            return false;
-        };
-        reasons.push(explain::explain_interruption(cause, view));
+    /// Ends the open change if tasks or phases have changed; `None` if they have not.
+    fn end_interrupted_change(&mut self, view: &View<'_>) -> Option<JudgedWindow> {
+        let change = self.open_change.as_ref()?;
+        let cause = change.interruption_cause(view)?;
         self.verdicts.latest = Some(change.kept_verdict(VerificationOutcome::Interrupted, None));
         self.open_change = None;
-        true
+        Some(JudgedWindow {
+            reasons: vec![explain::explain_interruption(cause, view)],
+            ..JudgedWindow::default()
+        })
     }
 
     /// Keeps the state in force, and with it the monitored change.
@@ -275,10 +313,9 @@ impl<P> Verifier<P> {
         &mut self,
         measured: Option<MeasuredLogRatio>,
         view: &View<'_>,
-        reasons: &mut Vec<Reason>,
-    ) {
+    ) -> JudgedWindow {
         let Some(open_change) = self.open_change.take() else {
-            return;
+            return JudgedWindow::default();
         };
 
         let outcome = if measured.is_some() {
@@ -287,12 +324,12 @@ impl<P> Verifier<P> {
             VerificationOutcome::NotMeasured
         };
         let verdict = open_change.kept_verdict(outcome, measured);
-        reasons.extend(explain::explain_verdict(
-            &verdict,
-            open_change.change.method,
-            view,
-        ));
+        let reason = explain::explain_verdict(&verdict, open_change.change.method, view);
         self.verdicts.latest = Some(verdict);
+        JudgedWindow {
+            reasons: reason.into_iter().collect(),
+            ..JudgedWindow::default()
+        }
     }
 
     /// Puts a plan on cooldown for this many times the configured windows, and pauses the policy. Returns the number of
@@ -328,7 +365,7 @@ impl<P> Verifier<P> {
     }
 
     /// Rolls back to the reference: puts the failed plan on cooldown, and records the verdict.
-    fn roll_back(&mut self, regression: &Regression, view: &View<'_>, reasons: &mut Vec<Reason>) {
+    fn roll_back(&mut self, regression: &Regression, view: &View<'_>) -> JudgedWindow {
         let deciding_tasks = self
             .history
             .as_ref()
@@ -341,143 +378,100 @@ impl<P> Verifier<P> {
         };
         let cooldown_windows =
             self.record_failure(view.previous_plan, &deciding_tasks, cooldown_factor, view);
-        let open_change = self.open_change.take();
+        let change = self.open_change.take().map(|open| open.change);
         let Some(history) = &mut self.history else {
-            return;
+            return JudgedWindow::default();
         };
 
         history.revert(regression.is_from_baseline);
         let PlanRecord {
             plan: reference,
             tasks: reference_tasks,
-            last_cpus: homes,
+            last_cpus,
             ..
         } = &history.reference;
-        let mut plan = view.previous_plan.clone();
-        set_placement(&mut plan, reference, reference_tasks, view);
-        self.home_restorer = HomeRestorer::for_failed_plan(view.previous_plan, &plan, homes, view);
+        let plan = with_placement(view.previous_plan, reference, reference_tasks, view);
+        let homes = HomeRestorer::for_failed_plan(view.previous_plan, &plan, last_cpus, view);
         let mut reason = explain::describe_rollback(regression, cooldown_windows, view);
-        if self.home_restorer.is_some() {
+        if homes.is_some() {
             reason.text += "; tasks return to their earlier caches";
         }
 
-        reasons.push(reason);
-        let change = open_change.map(|open| open.change);
         let verdict = ChangeVerdict {
             outcome: VerificationOutcome::Slower,
             plan,
             forecast_gain: change.as_ref().map(|change| change.forecast_gain),
             measured: regression.measured,
         };
-        reasons.extend(
-            change.and_then(|change| explain::explain_verdict(&verdict, change.method, view)),
-        );
+        let measured_change =
+            change.and_then(|change| explain::explain_verdict(&verdict, change.method, view));
         self.verdicts.latest = Some(verdict);
+        JudgedWindow {
+            reasons: [reason].into_iter().chain(measured_change).collect(),
+            is_rolled_back: true,
+            homes,
+        }
     }
 
-    /// The decision with the plan for the next window: the plan as decided, the reference after a roll-back, or the
-    /// replacement of a refused plan.
-    fn finalize_decision(
-        &mut self,
-        mut decision: Decision,
+    /// Answers a decision: the reference stays after a roll-back, and the plan in force or the reference where the
+    /// guard does not allow the decided plan now; `None` if that is applied.
+    fn rule(
+        &self,
+        decision: &Decision,
+        judged: &JudgedWindow,
+        cooldown: &PlanCooldown,
         view: &View<'_>,
-        is_rolled_back: bool,
-    ) -> Decision {
-        let verification = std::mem::take(&mut decision.verification);
-        let live_tasks = LiveTasks::from_samples(&view.observation.tasks);
-        if is_rolled_back || self.hold_refused_plan(&mut decision, &verification, &live_tasks, view)
-        {
-            if let Some(history) = self.history.as_ref().filter(|_| is_rolled_back) {
-                set_placement(
-                    &mut decision.plan,
-                    &history.reference.plan,
-                    &history.reference.tasks,
-                    view,
-                );
-                if matches!(verification, Verification::Proposed(_)) {
-                    self.refuse(&decision.plan);
-                }
-            }
-            decision.forecast = None;
-            self.open_change = None;
-            return decision;
-        }
-        self.open_change = match verification {
-            Verification::Proposed(change) => Some(OpenChange {
-                change,
-                new_plan: decision.plan.clone(),
-                phases: task_phases(view),
-            }),
-            Verification::Pending => self.open_change.take(),
-            Verification::BeforeAndAfter => None,
-        };
-        decision
-    }
-
-    /// Replaces a plan that the guard does not allow now with the plan in force or the reference. Returns whether it
-    /// did.
-    fn hold_refused_plan(
-        &mut self,
-        decision: &mut Decision,
-        verification: &Verification,
-        live_tasks: &LiveTasks,
-        view: &View<'_>,
-    ) -> bool {
-        let Some((config, history)) = self.guard.zip(self.history.as_ref()) else {
-            return false;
-        };
-        // A change that is being measured was already allowed when it was proposed.
-        if *verification == Verification::Pending {
-            return false;
-        }
-
-        let missing_windows = if config.waits_for_reference {
-            history.missing_windows(config.trial_windows as usize)
-        } else {
-            None
-        };
-        let missing_windows = missing_windows
-            .filter(|_| !is_same_placement(&decision.plan, view.previous_plan, live_tasks));
+    ) -> Option<Hold> {
+        let history = self.history.as_ref()?;
         let PlanRecord {
             plan: reference,
-            tasks: known_tasks,
+            tasks: reference_tasks,
             ..
         } = &history.reference;
+        let hold = |placement: &Plan, tasks: &LiveTasks, reason: Option<Reason>| Hold {
+            plan: with_placement(&decision.plan, placement, tasks, view),
+            is_refusal: true,
+            reason,
+        };
 
-        let window = view.observation.window;
-        let refusal = || {
-            self.verdicts.cooldown.refusal_of(
-                &decision.plan,
-                reference,
-                &history.known_tasks(),
-                view.topology,
-                window,
-            )
-        };
-        let (reason, plan, concerned_tasks) = if let Some(missing_windows) = missing_windows {
-            (
-                explain::explain_missing_reference(missing_windows),
-                view.previous_plan,
-                live_tasks,
-            )
-        } else if let Some(refusal) = refusal() {
-            (explain::explain_cooldown(&refusal), reference, known_tasks)
-        } else {
-            return false;
-        };
-        decision.reasons = vec![reason];
-        set_placement(&mut decision.plan, plan, concerned_tasks, view);
-        self.refuse(&decision.plan);
-        true
+        if judged.is_rolled_back {
+            return Some(Hold {
+                is_refusal: matches!(decision.verification, Verification::Proposed(_)),
+                ..hold(reference, reference_tasks, None)
+            });
+        }
+        let config = self.guard?;
+        // A change that is being measured was already allowed when it was proposed.
+        if decision.verification == Verification::Pending {
+            return None;
+        }
+
+        let live_tasks = LiveTasks::from_samples(&view.observation.tasks);
+        if config.waits_for_reference
+            && let Some(windows) = history.missing_windows(config.trial_windows as usize)
+            && !is_same_placement(&decision.plan, view.previous_plan, &live_tasks)
+        {
+            let reason = explain::explain_missing_reference(windows);
+            return Some(hold(view.previous_plan, &live_tasks, Some(reason)));
+        }
+        let refusal = cooldown.refusal_of(
+            &decision.plan,
+            reference,
+            &history.known_tasks(),
+            view.topology,
+            view.observation.window,
+        )?;
+        let reason = explain::explain_cooldown(&refusal);
+        Some(hold(reference, reference_tasks, Some(reason)))
     }
+}
 
-    /// Reports in the next window that this plan is in force instead of the decided one.
-    fn refuse(&mut self, plan: &Plan) {
-        self.verdicts.latest = Some(ChangeVerdict {
-            outcome: VerificationOutcome::Refused,
-            plan: plan.clone(),
-            forecast_gain: None,
-            measured: None,
-        });
+/// Reports in the next window that this plan is in force instead of the decided one.
+fn refusal_verdict(plan: &Plan) -> ChangeVerdict {
+    ChangeVerdict {
+        outcome: VerificationOutcome::Refused,
+        plan: plan.clone(),
+        forecast_gain: None,
+        measured: None,
     }
 }

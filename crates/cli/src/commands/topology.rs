@@ -14,6 +14,7 @@ use crate::session::Session;
 
 pub mod as_machine;
 mod probe;
+mod slurm_features;
 
 /// Show which CPUs share a cache, on this host or in a machine description
 #[derive(Args)]
@@ -36,6 +37,9 @@ pub struct TopologyArgs {
     /// Measure this host's latencies, bandwidths, overlap, owned cache and insertion of streams, and store them
     #[arg(long, requires = "as_machine", conflicts_with = "root")]
     measure: bool,
+    /// Print this host's features for its line in slurm.conf, by which jobs ask: sbatch --constraint='l3-32m&cache-ways'
+    #[arg(long, conflicts_with_all = ["machine", "root", "probe", "list", "as_machine"])]
+    slurm_features: bool,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -64,6 +68,9 @@ impl TopologyArgs {
             let text = as_machine::machine_text(name, &topology, facts, calibration.as_ref())
                 .context("this host has no machine description")?;
             return session.print(&text);
+        }
+        if self.slurm_features {
+            return slurm_features::print(session, self.json.json);
         }
         if self.probe {
             let result = probe::measure(session)?;

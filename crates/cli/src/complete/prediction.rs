@@ -339,26 +339,6 @@ impl Prediction {
     }
 }
 
-/// Costs by the interval model, for a machine without a bundled description, and the source of each program's timing.
-///
-/// # Errors
-/// A profile has no instruction counts.
-pub fn interval_costs(
-    inputs: &[ProfiledInput],
-    machine: &MachineSpec,
-) -> anyhow::Result<(PairCosts, Vec<TimingBasis>)> {
-    let results = inputs
-        .iter()
-        .map(|input| Ok(TimedProgram::from_profile(&input.file, machine)?));
-    let timed_programs: Vec<TimedProgram> = results.collect::<anyhow::Result<_>>()?;
-    let costs = costs_of_pairs(&forecast_pairs(
-        machine,
-        &timed_programs.iter().collect::<Vec<_>>(),
-    )?);
-    let bases = timed_programs.iter().map(|program| program.basis).collect();
-    Ok((costs, bases))
-}
-
 /// In the order of `names`; equal inputs are timed once.
 fn time_programs(
     session: &Session,

@@ -298,31 +298,19 @@ impl CostPlan {
     }
 }
 
-/// Run results with as many seeds as their targets need, the most informative first
+/// Run results with as many seeds as their targets need
 ///
 /// An experiment runs with two seeds at first, and then with more, until the 95 % interval of each of its results lies
-/// on one side of the target. With a budget, the next experiment is the one with the most undecided results per
-/// processor hour.
+/// on one side of the target.
 #[derive(Args)]
 pub struct ReproRun {
     #[command(flatten)]
     form: FormArgs,
-    /// CPU hours to spend; experiments that do not fit are skipped
-    #[arg(long, value_name = "HOURS", value_parser = parse_budget_hours)]
-    budget: Option<f64>,
     /// Number of seeds after which a result is left undecided
     #[arg(long, value_name = "N", default_value_t = MAX_SEEDS, value_parser = parse_seed_count)]
     max_seeds: usize,
     #[command(flatten)]
     store: RunStoreArgs,
-}
-
-fn parse_budget_hours(text: &str) -> Result<f64, String> {
-    let budget_problem = || format!("found '{text}', expected a number of hours above 0");
-    text.parse()
-        .ok()
-        .filter(|hours: &f64| hours.is_finite() && *hours > 0.0)
-        .ok_or_else(budget_problem)
 }
 
 struct ExperimentProgress {
@@ -331,8 +319,6 @@ struct ExperimentProgress {
     spent_seconds: f64,
     findings: Vec<Finding>,
     failure: Option<String>,
-    /// Whether the experiment was skipped because it did not fit the budget.
-    is_over_budget: bool,
 }
 
 impl ExperimentProgress {
@@ -344,13 +330,12 @@ impl ExperimentProgress {
             spent_seconds: 0.0,
             findings,
             failure,
-            is_over_budget: false,
         }
     }
 
     /// Number of seeds for the next run; `None` once all results are decided or the limit is reached.
     fn next_seeds(&self, max_seeds: usize) -> Option<usize> {
-        if self.failure.is_some() || self.is_over_budget || self.seeds >= max_seeds {
+        if self.failure.is_some() || self.seeds >= max_seeds {
             return None;
         }
         if self.seeds == 0 {
@@ -365,25 +350,12 @@ impl ExperimentProgress {
             .max()?;
         Some(next_count.min(max_seeds))
     }
-
-    /// Results that more seeds can decide.
-    fn open_result_count(&self) -> usize {
-        match self.seeds {
-            0 => self.experiment.ids.len(),
-            _ => self
-                .findings
-                .iter()
-                .filter(|finding| finding.is_undecided())
-                .count(),
-        }
-    }
 }
 
 /// `cachemate repro run --json`.
 #[derive(Serialize)]
 struct RunAccount<'a> {
     form: &'static str,
-    budget_hours: Option<f64>,
     cpu_hours: f64,
     experiments: Vec<AccountLine<'a>>,
     results: Vec<&'a Finding>,
@@ -397,7 +369,6 @@ struct AccountLine<'a> {
     cpu_hours: f64,
     undecided: usize,
     error: Option<&'a str>,
-    is_within_budget: bool,
 }
 
 impl ReproRun {
@@ -411,16 +382,15 @@ impl ReproRun {
             .collect();
         let (stop, meter) = (session.interrupt_flag(), CostMeter::start());
         let bar = session.progress_bar("repro", None);
-        while !stop.load(Ordering::Relaxed) {
-            let remaining_seconds = self
-                .budget
-                .map(|hours| 3600.0 * hours - meter.cpu_seconds());
-            let Some((index, seeds)) = self.select_next(&mut experiments, remaining_seconds) else {
-                break;
-            };
-            let ids = experiments[index].experiment.ids.join(", ");
-            let report_run = |run: &str| bar.set_message(format!("{ids}, {seeds} seeds: {run}"));
-            self.run_experiment(&mut experiments[index], seeds, &stop, &report_run);
+        for progress in &mut experiments {
+            while !stop.load(Ordering::Relaxed)
+                && let Some(seeds) = progress.next_seeds(self.max_seeds)
+            {
+                let ids = progress.experiment.ids.join(", ");
+                let report_run =
+                    |run: &str| bar.set_message(format!("{ids}, {seeds} seeds: {run}"));
+                self.run_experiment(progress, seeds, &stop, &report_run);
+            }
         }
         bar.finish_and_clear();
         self.store.report_reuse(session);
@@ -439,33 +409,6 @@ impl ReproRun {
             failures.join("; ")
         );
         Ok(())
-    }
-
-    /// Selects the experiment with the most open results per expected CPU second, and its number of seeds.
-    fn select_next(
-        &self,
-        experiments: &mut [ExperimentProgress],
-        remaining_seconds: Option<f64>,
-    ) -> Option<(usize, usize)> {
-        let mut best_step: Option<(f64, usize, usize)> = None;
-        for (index, experiment) in experiments.iter_mut().enumerate() {
-            let Some(seeds) = experiment.next_seeds(self.max_seeds) else {
-                continue;
-            };
-            // Runs of earlier seeds are stored, so only the additional seeds cost time.
-            let cost = self
-                .form
-                .estimate_cost(&experiment.experiment, seeds - experiment.seeds);
-            if remaining_seconds.is_some_and(|remaining| cost.unwrap_or(0.0) > remaining) {
-                experiment.is_over_budget = true;
-                continue;
-            }
-            let value = experiment.open_result_count() as f64 / cost.unwrap_or(1.0).max(1e-3);
-            if best_step.is_none_or(|(best_value, ..)| value > best_value) {
-                best_step = Some((value, index, seeds));
-            }
-        }
-        best_step.map(|(_, index, seeds)| (index, seeds))
     }
 
     fn run_experiment(
@@ -517,11 +460,9 @@ impl ReproRun {
                 .filter(|finding| finding.is_undecided())
                 .count(),
             error: entry.failure.as_deref(),
-            is_within_budget: !entry.is_over_budget,
         };
         RunAccount {
             form: self.form.form(),
-            budget_hours: self.budget,
             cpu_hours: spent_seconds / 3600.0,
             experiments: experiments.iter().map(account_line).collect(),
             results: experiments
@@ -564,14 +505,10 @@ impl RunAccount<'_> {
         }
         let mut account_table = Table::from_header("ids | > seeds | > processor hours | ");
         for line in &self.experiments {
-            let state_text = match (line.error, line.is_within_budget, line.undecided) {
-                (Some(error), ..) => format!("failed: {error}"),
-                (None, false, _) if line.seeds == 0 => "beyond the budget".to_string(),
-                (None, false, undecided) => {
-                    format!("{undecided} undecided, more seeds are beyond the budget")
-                }
-                (None, true, 0) => "decided".to_string(),
-                (None, true, undecided) => format!("{undecided} undecided"),
+            let state_text = match (line.error, line.undecided) {
+                (Some(error), _) => format!("failed: {error}"),
+                (None, 0) => "decided".to_string(),
+                (None, undecided) => format!("{undecided} undecided"),
             };
             account_table.add_row([
                 line.ids.join(", "),

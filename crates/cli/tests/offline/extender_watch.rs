@@ -63,12 +63,22 @@ impl Script {
 }
 
 #[derive(Clone)]
-struct FakeServer {
+pub struct FakeServer {
     script: Arc<Mutex<Script>>,
     address: String,
 }
 
 impl FakeServer {
+    /// A server that lists these objects, and changes nothing.
+    pub fn listing(profiles: Vec<Value>, nodes: Vec<Value>) -> Self {
+        FakeServer::start(Script {
+            profiles,
+            nodes,
+            status: 200,
+            ..Script::default()
+        })
+    }
+
     fn start(script: Script) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let server = FakeServer {
@@ -172,16 +182,42 @@ impl FakeServer {
         .map(String::from)
     }
 
-    fn start_extender(&self, dir: &Path) -> (ChildGuard, String) {
+    /// An extender that knows so many nodes: the listed ones and `last`, which is added when both watches are open.
+    pub fn start_informed_extender(
+        &self,
+        dir: &Path,
+        more: &[&str],
+        last: &Value,
+        nodes: usize,
+    ) -> (ChildGuard, String) {
+        let watch_counts = || {
+            ["workloadprofiles?watch", "nodecachestates?watch"].map(|watch| self.requests(watch))
+        };
+        let earlier = watch_counts();
+        let (guard, address) = self.start_extender(dir, more);
+        until("both watches", || {
+            let counts = watch_counts();
+            counts[0] > earlier[0] && counts[1] > earlier[1]
+        });
+        // Changes are applied in their order, so an extender that knows this node knows all objects.
+        self.tell(
+            "nodecachestates",
+            &json!({ "type": "ADDED", "object": last }),
+        );
+        let line = format!("cachemate_extender_fresh_nodes {nodes}.0\n");
+        until("the last node", || {
+            send_request(&address, "GET", "/metrics", "")
+                .1
+                .contains(&line)
+        });
+        (guard, address)
+    }
+
+    /// An extender that watches this server.
+    fn start_extender(&self, dir: &Path, more: &[&str]) -> (ChildGuard, String) {
         let args = self.arguments(dir);
-        start_extender(
-            dir,
-            &[
-                &args.each_ref().map(String::as_str)[..],
-                &["--watch-timeout", "1"],
-            ]
-            .concat(),
-        )
+        let args = args.each_ref().map(String::as_str);
+        start_extender(dir, &[&args[..], more].concat())
     }
 
     fn end_watches(&self) {
@@ -234,7 +270,7 @@ pub fn node_state(name: &str, fills: f64) -> Value {
 }
 
 /// The guard of an extender with these arguments, and its address.
-pub fn start_extender(dir: &Path, args: &[&str]) -> (ChildGuard, String) {
+fn start_extender(dir: &Path, args: &[&str]) -> (ChildGuard, String) {
     let mut child = command(dir, &["extender", "--listen", "127.0.0.1:0"])
         .args(args)
         .stderr(Stdio::piped())
@@ -334,13 +370,8 @@ fn expect_scores(address: &str, is_expected: impl Fn(u64, u64) -> bool, state: &
 fn scheduling_continues_despite_api_server_failures() {
     let dir = tempfile::tempdir().unwrap();
     let nodes = vec![node_state("a", 1e6), node_state("b", 9e9)];
-    let server = FakeServer::start(Script {
-        profiles: vec![workload_profile()],
-        nodes,
-        status: 200,
-        ..Script::default()
-    });
-    let (_guard, address) = server.start_extender(dir.path());
+    let server = FakeServer::listing(vec![workload_profile()], nodes);
+    let (_guard, address) = server.start_extender(dir.path(), &["--watch-timeout", "1"]);
     expect_scores(&address, |a, b| a == 10 && b < 5, "the list");
     server.tell(
         "nodecachestates",
@@ -508,7 +539,7 @@ fn the_extender_ranks_by_what_a_daemon_publishes() {
             .all(|cache| cache["sizeBytes"].as_f64() > Some(1e5)),
         "{state}"
     );
-    let (_extender, address) = server.start_extender(dir.path());
+    let (_extender, address) = server.start_extender(dir.path(), &["--watch-timeout", "1"]);
     let are_fills_known = caches
         .iter()
         .all(|cache| cache["fillBytesPerSecond"].is_number());

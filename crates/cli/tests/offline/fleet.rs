@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crate::common::run;
 use crate::extender_watch::{
-    exchange, node_state, post_request, send_request, start_extender, workload_profile,
+    FakeServer, exchange, node_state, post_request, send_request, workload_profile,
 };
 use cachemate_core::quantile;
 use serde_json::{Value, json};
@@ -215,26 +215,11 @@ fn a_clusters_pods_run_as_fleet_services() {
 fn requests_of_kube_scheduler_are_answered() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
-    let knowledge = root.join("knowledge");
-    std::fs::create_dir(&knowledge).unwrap();
-    std::fs::write(
-        knowledge.join("profile.json"),
-        workload_profile().to_string(),
-    )
-    .unwrap();
-    for (node, fills) in [("node-quiet", 1e6), ("node-busy", 9e9)] {
-        std::fs::write(
-            knowledge.join(format!("{node}.json")),
-            node_state(node, fills).to_string(),
-        )
-        .unwrap();
-    }
-    std::fs::write(
-        knowledge.join("forged.json"),
-        "{\"kind\":\"NodeCacheState\",\"metadata\":{\"name\":\"x\"}}",
-    )
-    .unwrap();
-    let (_guard, address) = start_extender(root, &["--knowledge", "knowledge"]);
+    let forged = json!({ "kind": "NodeCacheState", "metadata": { "name": "x" } });
+    let nodes = vec![node_state("node-quiet", 1e6), forged];
+    let server = FakeServer::listing(vec![workload_profile()], nodes);
+    let busy = node_state("node-busy", 9e9);
+    let (_guard, address) = server.start_informed_extender(root, &[], &busy, 2);
     let recorded = include_str!("../fixtures/extender-request.json");
     let (status, scores) = post_request(&address, "/prioritize", recorded);
     assert_eq!(status, 200, "{scores}");
@@ -307,18 +292,11 @@ fn requests_of_kube_scheduler_are_answered() {
 fn strangers_move_no_pod_and_delay_no_answer() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
-    let knowledge = root.join("knowledge");
-    std::fs::create_dir(&knowledge).unwrap();
-    let objects = [
-        ("profile", workload_profile()),
-        ("a", node_state("node-quiet", 1e6)),
-        ("b", node_state("node-busy", 9e9)),
-    ];
-    for (name, object) in objects {
-        std::fs::write(knowledge.join(format!("{name}.json")), object.to_string()).unwrap();
-    }
+    let nodes = vec![node_state("node-quiet", 1e6)];
+    let server = FakeServer::listing(vec![workload_profile()], nodes);
+    let busy = node_state("node-busy", 9e9);
     let token = "0123456789abcdef-secret";
-    std::fs::write(root.join("token"), format!("{token}\n")).unwrap();
+    std::fs::write(root.join("scheduler-token"), format!("{token}\n")).unwrap();
     std::fs::write(root.join("short"), "abc").unwrap();
     let recorded = include_str!("../fixtures/extender-request.json");
     let in_flight = |address: &str| {
@@ -329,7 +307,7 @@ fn strangers_move_no_pod_and_delay_no_answer() {
         line.unwrap_or_else(|| panic!("{page}")).to_string()
     };
 
-    let (_guard, address) = start_extender(root, &["--knowledge", "knowledge"]);
+    let (_guard, address) = server.start_informed_extender(root, &[], &busy, 2);
     for number in 0..5 {
         let pod = recorded.replace("\"uid\":\"", &format!("\"uid\":\"{number}"));
         assert_eq!(post_request(&address, "/prioritize", &pod).0, 200);
@@ -349,13 +327,8 @@ fn strangers_move_no_pod_and_delay_no_answer() {
     );
     assert_eq!(post_request(&address, "/filter", recorded).0, 200);
 
-    let args = [
-        "--knowledge",
-        "knowledge",
-        "--scheduler-token-file",
-        "token",
-    ];
-    let (_guard, address) = start_extender(root, &args);
+    let args = ["--scheduler-token-file", "scheduler-token"];
+    let (_guard, address) = server.start_informed_extender(root, &args, &busy, 2);
     for path in [
         "/prioritize",
         "/wrong/prioritize",
@@ -366,17 +339,9 @@ fn strangers_move_no_pod_and_delay_no_answer() {
     let path = format!("/{token}/prioritize");
     assert_eq!(post_request(&address, &path, recorded).0, 200);
     assert!(in_flight(&address).ends_with(" 1.0") || in_flight(&address).ends_with(" 1"));
-    run(
-        root,
-        &[
-            "extender",
-            "--knowledge",
-            "knowledge",
-            "--scheduler-token-file",
-            "short",
-        ],
-    )
-    .exits_with(1, &["found a token of 3 bytes, expected at least 16"]);
+    run(root, &["extender", "--scheduler-token-file", "short"])
+        .exits_with(1, &["found a token of 3 bytes, expected at least 16"]);
+    run(root, &["extender"]).exits_with(2, &["--api-server: found none"]);
 }
 
 /// Does the extender answer every request for 1 000 nodes of eight caches on one connection? The test prints the times
@@ -384,14 +349,8 @@ fn strangers_move_no_pod_and_delay_no_answer() {
 #[test]
 fn requests_for_a_thousand_nodes_are_answered_and_timed() {
     let dir = tempfile::tempdir().unwrap();
-    let knowledge = dir.path().join("knowledge");
-    std::fs::create_dir(&knowledge).unwrap();
-    std::fs::write(
-        knowledge.join("profile.json"),
-        workload_profile().to_string(),
-    )
-    .unwrap();
     let names: Vec<String> = (0..1000).map(|node| format!("node-{node:04}")).collect();
+    let mut nodes = Vec::new();
     for (index, name) in names.iter().enumerate() {
         let mut node = node_state(name, 0.0);
         let caches = &mut node["status"]["state"]["caches"];
@@ -407,9 +366,11 @@ fn requests_for_a_thousand_nodes_are_answered_and_timed() {
             cache_state
         };
         *caches = (0..8).map(with_fills).collect();
-        std::fs::write(knowledge.join(format!("{name}.json")), node.to_string()).unwrap();
+        nodes.push(node);
     }
-    let (_guard, address) = start_extender(dir.path(), &["--knowledge", "knowledge"]);
+    let last = nodes.pop().unwrap();
+    let server = FakeServer::listing(vec![workload_profile()], nodes);
+    let (_guard, address) = server.start_informed_extender(dir.path(), &[], &last, 1000);
     let mut connection = BufReader::new(TcpStream::connect(&address).unwrap());
     let requests: u32 =
         std::env::var("CACHEMATE_REQUESTS").map_or(4, |count| count.parse().unwrap());

@@ -205,24 +205,6 @@ fn printed_and_promised_fields_are_the_same() {
         &[],
         &[],
     );
-    let validation = [
-        "fleet",
-        "fleet.toml",
-        "--validate",
-        "1",
-        "--validate-cycles",
-        "2000",
-        "--json",
-    ];
-    check(
-        "fleet --validate",
-        &[
-            run_json(&validation),
-            serde_json::json!({ "same_verdict_share": null }),
-        ],
-        &[],
-        &[],
-    );
     let short = ["--warm-up", "0", "--cycles", "1", "--json"];
     let attribution = |machine: &str| {
         run_json(

@@ -77,6 +77,7 @@ impl IntervalMachine {
         self.divide_caches();
         self.limit_bandwidth();
         self.apply_probes(plan, &mut refusals);
+        self.refused.clone_from(&refusals);
         let mut applied_plan = self.read_back();
         applied_plan.refused = refusals;
         applied_plan

@@ -45,9 +45,6 @@ pub struct IntervalJob {
     pub program: Arc<PhasedProgram>,
     /// Number of equal threads, each a task.
     pub threads: u32,
-    /// Number of threads that start late (at least one thread starts on time), and their delay in nanoseconds; `None`
-    /// if no thread is late.
-    pub late_threads: Option<(u32, u64)>,
     /// Number of instructions after which each thread ends; `None` if the program's phases decide.
     pub instructions: Option<f64>,
     /// Nominal time of arrival.
@@ -69,7 +66,6 @@ impl IntervalJob {
             name,
             program,
             threads: 1,
-            late_threads: None,
             instructions: None,
             start_ns: 0,
             restarts: false,
@@ -145,8 +141,6 @@ struct RunningJob {
     job: IntervalJob,
     program: u32,
     arrives_ns: Option<u64>,
-    /// Threads of this process that have not started yet, and their time of arrival.
-    late_threads: Option<(ProcessId, u32, u64)>,
     live_threads: u32,
     totals: results::JobTotals,
 }
@@ -174,6 +168,7 @@ pub struct IntervalMachine {
     colors: BTreeMap<ProcessId, ColorAssignment>,
     /// Gangs, in ascending order of their CPUs.
     gangs: Vec<GangSchedule>,
+    /// Refused items of the last plan, until the next observation reports them.
     refused: Vec<cachemate_core::RefusedItem>,
     page_moves: Vec<apply::PageMove>,
     cost_ns: f64,
@@ -227,7 +222,6 @@ impl IntervalMachine {
             };
             running_jobs.push(RunningJob {
                 arrives_ns: Some(job.start_ns),
-                late_threads: None,
                 program,
                 live_threads: 0,
                 totals: results::JobTotals::default(),
@@ -331,38 +325,17 @@ impl IntervalMachine {
         };
         let due_jobs: Vec<usize> = (0..self.jobs.len()).filter(is_due).collect();
         due_jobs.iter().for_each(|&index| self.start_job(index));
-        let mut has_arrivals = !due_jobs.is_empty();
-        for index in 0..self.jobs.len() {
-            if let Some((process, count, _)) = self.jobs[index]
-                .late_threads
-                .take_if(|(_, _, at_ns)| *at_ns <= self.now_ns)
-            {
-                self.start_threads(index, process, count);
-                has_arrivals = true;
-            }
-        }
-        has_arrivals
+        !due_jobs.is_empty()
     }
 
     fn start_job(&mut self, index: usize) {
         let process = ProcessId(self.next_process);
         self.next_process += 1;
-        let now_ns = self.now_ns;
         let job = &mut self.jobs[index];
         job.arrives_ns = None;
         job.live_threads = job.job.threads.max(1);
         job.totals.tasks += u64::from(job.live_threads);
-        let late_threads = job
-            .job
-            .late_threads
-            .map(|(count, by_ns)| (count.min(job.live_threads - 1), by_ns));
-        job.late_threads =
-            late_threads.map(|(count, by_ns)| (process, count, now_ns.saturating_add(by_ns)));
-        let punctual_count = job.live_threads - late_threads.map_or(0, |(count, _)| count);
-        self.start_threads(index, process, punctual_count);
-    }
 
-    fn start_threads(&mut self, index: usize, process: ProcessId, count: u32) {
         let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
         let job = &self.jobs[index];
         let pinned = job
@@ -371,7 +344,7 @@ impl IntervalMachine {
             .clone()
             .map(|cpus| cpus.intersection(&all_cpus))
             .filter(|cpus| !cpus.is_empty());
-        for _ in 0..count {
+        for _ in 0..job.live_threads {
             let slot = self.engine.start_task(
                 job.program,
                 pinned.clone().unwrap_or_else(|| all_cpus.clone()),
@@ -468,12 +441,8 @@ impl IntervalMachine {
         }
 
         loop {
-            let late_arrival_ns = |job: &RunningJob| job.late_threads.map(|(_, _, at_ns)| at_ns);
-            let arrivals = self
-                .jobs
-                .iter()
-                .flat_map(|job| [job.arrives_ns, late_arrival_ns(job)]);
-            let next_arrival_ns = arrivals.flatten().min().unwrap_or(u64::MAX);
+            let arrivals = self.jobs.iter().filter_map(|job| job.arrives_ns);
+            let next_arrival_ns = arrivals.min().unwrap_or(u64::MAX);
             let next_event_ns = self.events.first().map_or(u64::MAX, |event| event.at_ns);
             let earliest_ns = [
                 window_end,

@@ -87,7 +87,7 @@ impl IntervalMachine {
 
         let probe_results = self.take_results();
         let mut applied_plan = self.read_back();
-        applied_plan.refused.append(&mut self.refused);
+        applied_plan.add_refusals(std::mem::take(&mut self.refused));
         for (sum, (_, counts)) in self
             .node_bytes
             .iter_mut()

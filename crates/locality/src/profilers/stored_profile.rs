@@ -6,11 +6,10 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    EvidenceKind, FactSource, Facts, Observation, ProbeEvidence, Profile, Profiler, Profiles,
-    TaskId,
+    EvidenceKind, FactSource, Facts, Observation, Profile, Profiler, Profiles, TaskId,
 };
 
-use super::{probe_evidence, retain_live};
+use super::retain_live;
 
 /// Fills the facts of a profile that were not measured, from stored profiles.
 #[derive(Clone, Debug, Default)]
@@ -24,11 +23,11 @@ impl Profiler for StoredProfileProfiler {
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         retain_live(observation, profiles);
-        for evidence in probe_evidence(observation) {
-            if let ProbeEvidence::StoredProfile { task, profile } = evidence {
+        for task in &observation.tasks {
+            if let Some(profile) = &task.stored_profile {
                 let mut stored_profile = profile.as_ref().clone();
                 stored_profile.restamp(FactSource::StoredProfile, observation.window);
-                self.stored_profiles.insert(*task, stored_profile);
+                self.stored_profiles.insert(task.task, stored_profile);
             }
         }
         self.stored_profiles
@@ -65,11 +64,8 @@ mod tests {
             TaskId(0),
             Profile::default().with_rates(rates_with_pcmr(1.0)),
         );
-        let evidence = ProbeEvidence::StoredProfile {
-            task: TaskId(0),
-            profile: Box::new(stored),
-        };
-        let observation = answered_window(0, &[0, 1], evidence);
+        let mut observation = idle_window(0, &[0, 1]);
+        observation.tasks[0].stored_profile = Some(Box::new(stored));
         profiler.update(&observation, &mut profiles);
         let profile = &profiles[&TaskId(0)];
         assert_eq!(

@@ -3,10 +3,9 @@
 //! An access is sampled if and only if a hash of its line is below a threshold, so a line is either always or never
 //! followed. If a share R of the lines is sampled, a distance d among the sampled ones stands for d / R among all, and
 //! an access for 1 / R accesses (Waldspurger, Park, Garthwaite, Ahmad, "Efficient MRC construction with SHARDS", FAST
-//! 2015). [`FixedRateSampler`] keeps R constant. [`FixedSizeSampler`] keeps the number of lines constant and lowers R
-//! as needed, so that memory is constant.
+//! 2015). [`FixedRateSampler`] keeps R constant.
 //!
-//! Both apply the published adjustment: the number of all accesses is known exactly, so the sample's surplus or deficit
+//! It applies the published adjustment: the number of all accesses is known exactly, so the sample's surplus or deficit
 //! (because a hot line is in it or not) is assigned to distance 0. In other words, misses are divided by the actual
 //! number of accesses, not by the sampled one.
 //!
@@ -18,12 +17,10 @@
 //! so the interval is too short.
 
 mod fixed_rate;
-mod fixed_size;
 #[cfg(test)]
 mod tests;
 
 pub use fixed_rate::FixedRateSampler;
-pub use fixed_size::FixedSizeSampler;
 
 use crate::hash::scatter;
 
@@ -109,11 +106,11 @@ impl SampledCurve {
     pub fn sampled_accesses(&self) -> u64 {
         self.sampled_accesses
     }
-    /// Distinct sampled lines; for a sample of fixed size, their number at the end.
+    /// Distinct sampled lines.
     pub fn sampled_lines(&self) -> u64 {
         self.sampled_lines
     }
-    /// Share of the lines that were sampled, 0 to 1; for a sample of fixed size, the share at the end.
+    /// Share of the lines that were sampled, 0 to 1.
     pub fn rate(&self) -> f64 {
         self.rate
     }

@@ -1,6 +1,5 @@
 //! Compares sampled curves with exact ones.
 
-use super::fixed_size::{bucket_midpoint, bucket_of};
 use super::*;
 use crate::simd::Simd;
 use crate::stack::{DistanceHistogram, StackDistances};
@@ -51,12 +50,6 @@ fn fixed_rate_in_segments(rate: f64, seed: u64, lines: &[u64]) -> SampledCurve {
     first.finish().unwrap()
 }
 
-fn fixed_size(limit: usize, seed: u64, lines: &[u64]) -> SampledCurve {
-    let mut sample = FixedSizeSampler::new(limit, seed).unwrap();
-    sample.push(lines);
-    sample.finish()
-}
-
 const SIZES: [u64; 8] = [50, 200, 500, 1000, 2000, 5000, 10_000, 15_000];
 
 /// Fraction of intervals that cover the exact value, and the ratio of half-width to error, both as root mean squares.
@@ -89,13 +82,7 @@ fn about_95_percent_of_intervals_cover_the_exact_curve() {
         interval_coverage(&truth, (0..60).map(|seed| fixed_rate(0.05, seed, &lines)));
     assert!(
         (0.90..0.995).contains(&covered) && (1.6..3.5).contains(&width),
-        "fixed rate: {covered} {width}"
-    );
-    let (covered, width) =
-        interval_coverage(&truth, (0..30).map(|seed| fixed_size(1000, seed, &lines)));
-    assert!(
-        (0.90..0.995).contains(&covered) && (1.6..3.5).contains(&width),
-        "fixed size: {covered} {width}"
+        "{covered} {width}"
     );
 }
 
@@ -125,34 +112,10 @@ fn the_adjustment_keeps_a_hot_line_from_shifting_the_curve() {
     }
 }
 
-/// Does a sample that never holds more lines than the limit still estimate the total number of lines?
-#[test]
-fn a_sample_of_limited_size_estimates_the_total_of_lines() {
-    let lines: Vec<u64> = (0..300_000).map(|index| index % 100_000).collect();
-    let curve = fixed_size(2000, 3, &lines);
-    assert!(
-        curve.sampled_lines() <= 2000 && curve.rate() < 0.03,
-        "{} {}",
-        curve.sampled_lines(),
-        curve.rate()
-    );
-    assert!(
-        (90_000.0..110_000.0).contains(&curve.lines()),
-        "{}",
-        curve.lines()
-    );
-    // At the cliff, accesses either all hit or all miss.
-    assert!(
-        curve.find_point(80_000).unwrap().miss_ratio > 0.95
-            && curve.find_point(125_000).unwrap().miss_ratio < 0.4
-    );
-}
-
 /// Is there no result if nothing was observed?
 #[test]
 fn no_observation_gives_no_result() {
     assert_eq!(fixed_rate(0.5, 1, &[]).find_point(10), None);
-    assert_eq!(fixed_size(8, 1, &[]).find_point(10), None);
     let three_accesses = fixed_rate(1.0, 1, &[1, 2, 1]);
     assert_eq!(
         three_accesses.find_point(10),
@@ -176,32 +139,6 @@ fn errors_for_invalid_samplers_name_the_parameter() {
             "{rate}"
         );
     }
-    assert!(
-        FixedSizeSampler::new(7, 0)
-            .unwrap_err()
-            .to_string()
-            .starts_with("sample lines_limit: found 7")
-    );
-}
-
-/// Are buckets exact below 512 and within one part in 256 above?
-#[test]
-fn buckets_are_exact_below_512_and_fine_above() {
-    let mut last = None;
-    for distance in (0..5000).chain((13..40).map(|bits| 1 << bits)) {
-        let middle = bucket_midpoint(bucket_of(distance));
-        let error = (middle - distance as f64).abs();
-        assert!(
-            if distance < 512 {
-                error == 0.0
-            } else {
-                error <= distance as f64 / 256.0
-            },
-            "{distance}: {middle}"
-        );
-        assert!(last <= Some(bucket_of(distance)));
-        last = Some(bucket_of(distance));
-    }
 }
 
 proptest! {
@@ -212,14 +149,12 @@ proptest! {
     fn sample_of_everything_is_exact(seed in any::<u64>(), lines in 1u64..500, len in 1usize..3000) {
         let trace = skewed_lines(len, lines, seed);
         let truth = exact_histogram(&trace);
-        let (rate, size) = (fixed_rate(1.0, seed, &trace), fixed_size(1000, seed, &trace));
+        let curve = fixed_rate(1.0, seed, &trace);
         for index in [1, 2, 10, 100, 400] {
             let miss_ratio = truth.misses_at(index) as f64 / len as f64;
-            for point in [rate.find_point(index), size.find_point(index)] {
-                let point = point.unwrap();
-                prop_assert!((point.miss_ratio - miss_ratio).abs() < 1e-12);
-                prop_assert!(point.half_width.is_none_or(|width| width == 0.0));
-            }
+            let point = curve.find_point(index).unwrap();
+            prop_assert!((point.miss_ratio - miss_ratio).abs() < 1e-12);
+            prop_assert!(point.half_width.is_none_or(|width| width == 0.0));
         }
         let curves = Simd::available().into_iter().map(|simd| {
             let mut sample = FixedRateSampler::with_simd(0.3, seed, simd).unwrap();

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 const SCALE: u64 = 5_000;
 /// Length of the run at this scale, in cycles. The scale divides windows, slices and probes, so this is sixteen
-/// seconds of the machine's own time. In half of it, the first probes of `intensity-gangs` cost up to 1.5 %.
+/// seconds of the machine's own time.
 const CYCLES: u64 = 10_000_000;
 const MAX_LOSS: f64 = 0.01;
 

@@ -10,26 +10,34 @@ use cachemate_pipeline::{Pipeline, StandardPipeline, miss_penalty_of_machine};
 const WINDOWS: usize = 200;
 
 /// A machine that runs probes and windows, and leaves everything else as it is.
-struct ObservingMachine(IntervalMachine);
+struct ObservingMachine {
+    machine: IntervalMachine,
+    has_plan: bool,
+}
 
 impl Machine for ObservingMachine {
     fn topology(&self) -> &Topology {
-        self.0.topology()
+        self.machine.topology()
     }
     fn capabilities(&self) -> &Capabilities {
-        self.0.capabilities()
+        self.machine.capabilities()
     }
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
-        self.0.observe()
+        let mut observation = self.machine.observe()?;
+        if let Some(observation) = &mut observation {
+            observation.applied.is_only_proposed = self.has_plan;
+        }
+        Ok(observation)
     }
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {
         let probes_only = Plan {
             probes: plan.probes.clone(),
             ..Plan::idle(plan.window)
         };
+        self.has_plan = true;
         Ok(AppliedPlan {
             is_only_proposed: true,
-            ..self.0.apply(&probes_only)?
+            ..self.machine.apply(&probes_only)?
         })
     }
 }
@@ -46,6 +54,13 @@ fn machine_with_stream(share: f64) -> IntervalMachine {
         ..Options::default()
     };
     IntervalMachine::new(&spec, options, jobs).expect("two jobs on two CPUs")
+}
+
+fn observing_machine(share: f64) -> ObservingMachine {
+    ObservingMachine {
+        machine: machine_with_stream(share),
+        has_plan: false,
+    }
 }
 
 fn run_windows<M: Machine>(policy: &str, machine: M) -> Vec<WindowRecord> {
@@ -89,7 +104,7 @@ fn a_plan_that_is_only_shown_is_never_judged() {
     let acting = run_windows("auto", machine_with_stream(0.7));
     assert!(count_verdicts(&acting) > 0);
     for policy in ["auto", "cache-sizing", "lfoc"] {
-        let observing = run_windows(policy, ObservingMachine(machine_with_stream(0.7)));
+        let observing = run_windows(policy, observing_machine(0.7));
         assert_eq!(count_verdicts(&observing), 0, "{policy}");
     }
 }
@@ -97,7 +112,7 @@ fn a_plan_that_is_only_shown_is_never_judged() {
 /// Does a proposal stay shown, and is its forecast compared with no window, while that of the present state is?
 #[test]
 fn a_proposal_stays_shown_and_its_forecast_is_not_scored() {
-    let records = run_windows("auto", ObservingMachine(machine_with_stream(0.7)));
+    let records = run_windows("auto", observing_machine(0.7));
     let is_shown = |record: &WindowRecord| !record.decision.plan.shares.is_empty();
     let first = records
         .iter()
@@ -116,7 +131,7 @@ fn a_proposal_stays_shown_and_its_forecast_is_not_scored() {
         scores.sum::<usize>()
     };
     assert_eq!(count_scores(&records[first + 1..]), 0);
-    let unchanged = run_windows("auto", ObservingMachine(machine_with_stream(0.001)));
+    let unchanged = run_windows("auto", observing_machine(0.001));
     assert!(!unchanged.iter().any(is_shown));
     assert!(count_scores(&unchanged) > 0);
 }

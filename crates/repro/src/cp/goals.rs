@@ -17,8 +17,8 @@ use crate::steered;
 use crate::{ExperimentContext, Finding, Result, ResultFigure, greatest, mean};
 
 /// Pairs whose first program has the floor.
-pub(crate) const PAIRS: [ProgramPair; 3] = [("vortex", "art"), ("twolf", "mcf"), ("parser", "gap")];
-pub(crate) const FLOOR_SLOWDOWN: f64 = 0.05;
+const PAIRS: [ProgramPair; 3] = [("vortex", "art"), ("twolf", "mcf"), ("parser", "gap")];
+const FLOOR_SLOWDOWN: f64 = 0.05;
 /// The policy starts measuring at this cycle and has decided before the stretches begin.
 const FIRST_DECISION_CYCLE: u64 = 1_000_000;
 const TRACE_ENTRIES: u64 = 20_000;
@@ -121,7 +121,7 @@ fn measure_slowdowns(
 }
 
 /// Gives the machine cache allocation by ways in the L2, instead of a kernel that colors pages.
-pub(crate) fn divide_in_ways(machine: &mut MachineSpec) {
+fn divide_in_ways(machine: &mut MachineSpec) {
     machine.pages.colors = None;
     machine
         .caches

@@ -13,12 +13,12 @@
 
 mod choices;
 mod colors;
-pub(crate) mod goals;
+mod goals;
 mod isolation;
 pub(crate) mod mixes;
 mod pairs;
 mod resize;
-pub(crate) mod serve;
+mod serve;
 
 pub(crate) use choices::sizing_policy;
 

@@ -19,9 +19,9 @@ use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, mean};
 
 /// Time scale relative to the thesis's four minutes.
 const SCALE: u64 = 2_000;
-pub(crate) const LEVEL_SHARE: f64 = 0.95;
-pub(crate) const CLIENT_COUNT: usize = 4;
-pub(crate) const FIRST_CLIENT_COUNT: usize = 2;
+const LEVEL_SHARE: f64 = 0.95;
+const CLIENT_COUNT: usize = 4;
+const FIRST_CLIENT_COUNT: usize = 2;
 
 /// Lengths in windows.
 #[derive(Clone, Copy, Serialize)]
@@ -102,14 +102,14 @@ fn build_machine(workload: &Workload, late_arrival_cycle: u64) -> Result<SimMach
 /// One window of the measured part: clients that ran, work per nominal second of each, their colors, pages in
 /// migration.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct ServiceWindow {
+struct ServiceWindow {
     pub clients: usize,
     pub rate_per_s: f64,
     pub colors: u32,
     pub moving: bool,
 }
 
-pub(crate) fn service_window(record: &WindowRecord) -> Option<ServiceWindow> {
+fn service_window(record: &WindowRecord) -> Option<ServiceWindow> {
     let has_used_cpu = |cpus: &[(CpuId, u64)]| cpus.iter().any(|(_, ns)| *ns > 0);
     let work_by_client: Vec<f64> = record
         .observation
@@ -182,7 +182,7 @@ fn measure_static_rate(
 
 /// The managed run and both static ones, window by window.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct ServiceRun {
+struct ServiceRun {
     pub level: f64,
     /// Whether four clients reach the level with some share.
     pub reachable: bool,
@@ -371,7 +371,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     ])
 }
 
-pub(crate) fn draw_service_figure(service_run: &ServiceRun, name: &str) -> ResultFigure {
+fn draw_service_figure(service_run: &ServiceRun, name: &str) -> ResultFigure {
     let window_series = |name: &str, windows: &[ServiceWindow]| {
         let point = |(window_index, window): (usize, &ServiceWindow)| ChartPoint {
             title: Some(format!(

@@ -25,11 +25,7 @@ use crate::ExperimentRun;
 pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
     ("INTERVAL-1", conformance::run),
     ("INTERVAL-2", online::sizing::run),
-    ("INTERVAL-3", online::placing::run),
     ("INTERVAL-4", online::many::run),
-    ("INTERVAL-5", online::goals::run),
-    ("INTERVAL-6", online::measuring::run),
-    ("INTERVAL-7", online::serving::run),
     ("INTERVAL-8", day::run),
     ("VALIDATION-1", validation::run_machine),
     ("VALIDATION-2", validation::run_forecasts),

@@ -20,8 +20,6 @@ pub struct WhatIfQuery {
     pub length_ns: u64,
     /// Seed of the machine and the policy.
     pub seed: u64,
-    /// Whether each turn is simulated, instead of the average over turns.
-    pub has_explicit_turns: bool,
     /// Whether a guard rolls back decisions that reduce performance.
     pub has_guard: bool,
 }
@@ -63,10 +61,9 @@ pub fn start_interval_machine(
 ///
 /// # Errors
 /// The machine, a program or the policy is invalid.
-pub fn start_query(query: &WhatIfQuery, policy_text: &str) -> Result<(IntervalMachine, Pipeline)> {
+fn start_query(query: &WhatIfQuery, policy_text: &str) -> Result<(IntervalMachine, Pipeline)> {
     let options = Options {
         seed: query.seed,
-        has_explicit_turns: query.has_explicit_turns,
         length_ns: Some(query.length_ns),
         ..Options::default()
     };
@@ -190,7 +187,6 @@ mod tests {
             jobs,
             length_ns: 120_000_000_000,
             seed: 1,
-            has_explicit_turns: false,
             has_guard: true,
         };
         run_query(&quick_context(), &query, policy)

@@ -45,8 +45,9 @@ impl SimMachine {
             .iter()
             .filter(|penalty| is_live(penalty.tasks.0) && is_live(penalty.tasks.1));
         self.penalties = penalties.copied().collect();
+        self.refused.clone_from(&refusals);
         let mut applied_plan = self.read_back();
-        applied_plan.refused.extend(refusals);
+        applied_plan.refused = refusals;
         applied_plan
     }
 

@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cachemate_core::{
     AppliedPlan, CacheId, CacheLevel, Capabilities, ClassLimits, CoRunPenalty, CpuId, CpuSet,
     GangSchedule, Goal, Machine, MachineError, MachineSpec, MachineSpecError, Observation, Plan,
-    ProbeId, ServiceClassId, TaskId, Topology, WindowEnd, WindowLength,
+    ProbeId, RefusedItem, ServiceClassId, TaskId, Topology, WindowEnd, WindowLength,
 };
 
 pub use cachemate_core::RunLimit;
@@ -103,6 +103,8 @@ pub struct SimMachine {
     segment_by_number: BTreeMap<u32, usize>,
     pub(crate) plan: Plan,
     pub(crate) penalties: Vec<CoRunPenalty>,
+    /// Refused items of the last plan, until the next observation reports them.
+    pub(crate) refused: Vec<RefusedItem>,
     /// Gang schedules in force, in ascending order of their CPUs.
     pub(crate) gangs: Vec<GangSchedule>,
     /// Way masks of the classes of service; tasks without one are in the hardware's class 0, which has all ways.
@@ -212,6 +214,7 @@ impl SimMachine {
             segment_by_number: BTreeMap::new(),
             plan: Plan::idle(WindowLength::Time { ns: 1_000_000_000 }),
             penalties: Vec::new(),
+            refused: Vec::new(),
             gangs: Vec::new(),
             classes: BTreeMap::new(),
             measured_length: options.ends,

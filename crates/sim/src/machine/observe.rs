@@ -43,7 +43,8 @@ impl SimMachine {
         let counts_by_scope = self.take_scope_counts();
         let (probe_results, stopped_probes) = self.take_results();
         let mut applied_plan = self.read_back();
-        applied_plan.refused.extend(stopped_probes);
+        applied_plan.refused = stopped_probes;
+        applied_plan.add_refusals(std::mem::take(&mut self.refused));
         Observation {
             window,
             span,
@@ -119,6 +120,7 @@ impl SimMachine {
             progress: new_progress,
             pages_per_color,
             pages_per_node,
+            stored_profile: None,
         }
     }
 

@@ -2,9 +2,8 @@
 
 use cachemate_core::{
     Access, AccessSample, AccessSource, BatchEnd, CacheId, CacheLevel, CacheSpec, CounterEvent,
-    CpuId, DataSource, Machine, Neighbor, Observation, Plan, ProbeEvidence, ProbeId, ProbeKind,
-    ProbeRequest, ProbeResult, ProcessId, ReuseSample, RowInterval, SamplerModel, TaskId,
-    WindowEnd,
+    CpuId, DataSource, Machine, Observation, Plan, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest,
+    ProbeResult, ProcessId, ReuseSample, RowInterval, SamplerModel, TaskId, WindowEnd,
 };
 
 use super::tests::{
@@ -504,84 +503,5 @@ fn activity_shows_the_sets_in_use() {
             .refused
             .len(),
         1
-    );
-}
-
-/// Is a neighbor slowed down by a large program but not by a small one, and is the program slowed down by a neighbor
-/// that takes its cache?
-#[test]
-fn large_programs_slow_a_neighbor_and_are_slowed_by_one() {
-    let measure_slowdown = |bytes: u64, neighbor| {
-        let mut machine = sample_machine(vec![sweep_program("one", bytes)]);
-        machine.apply(&idle_plan(50)).unwrap();
-        machine.observe().unwrap();
-        let (answers, _) = run_until_answered(
-            &mut machine,
-            &probe_plan(ProbeKind::Neighbor {
-                task: TaskId(0),
-                neighbor,
-            }),
-            50,
-        );
-        let ProbeEvidence::NeighborSlowdown {
-            neighbor_alone_ns,
-            neighbor_corun_ns: neighbor_beside_ns,
-            task_alone_rate,
-            task_corun_rate: task_beside_rate,
-            ..
-        } = &answers[0].evidence
-        else {
-            panic!()
-        };
-        assert!(answers[0].complete && !answers[0].cost_ns.is_empty());
-        (
-            neighbor_beside_ns / neighbor_alone_ns,
-            task_alone_rate.unwrap() / task_beside_rate.unwrap(),
-        )
-    };
-    let chase = Neighbor::Chase {
-        footprint_bytes: 248 << 10,
-    };
-    let (small, big) = (
-        measure_slowdown(4 << 10, chase),
-        measure_slowdown(1 << 20, chase),
-    );
-    assert!(small.0 < 1.02 && big.0 > 1.2, "{small:?} {big:?}");
-    let pirate = Neighbor::Pirate {
-        footprint_bytes: 256 << 10,
-    };
-    let (small, fits) = (
-        measure_slowdown(4 << 10, pirate),
-        measure_slowdown(200 << 10, pirate),
-    );
-    assert!(small.1 < 1.02 && fits.1 > 1.2, "{small:?} {fits:?}");
-}
-
-/// Does the transfer of a line take longer between packages than within one?
-#[test]
-fn a_line_transfer_takes_longer_between_packages() {
-    let round_trip = |a, b| {
-        let mut machine = sample_machine(vec![sweep_program("idle", 4096)]);
-        let (answers, windows) = run_until_answered(
-            &mut machine,
-            &probe_plan(ProbeKind::PingPong {
-                cpus: (CpuId(a), CpuId(b)),
-            }),
-            5,
-        );
-        let ProbeEvidence::PingPong { round_trip_ns, .. } = answers[0].evidence else {
-            panic!()
-        };
-        assert_eq!(
-            windows[0].tasks.len(),
-            1,
-            "the probe's own threads are nobody's business"
-        );
-        round_trip_ns
-    };
-    let (near_ns, far_ns) = (round_trip(0, 1), round_trip(0, 2));
-    assert!(
-        near_ns > 0.0 && far_ns > 1.3 * near_ns,
-        "{near_ns} {far_ns}"
     );
 }

@@ -279,20 +279,6 @@ impl System {
         self.seat_hold = seat_hold;
     }
 
-    /// Stops or resumes a task that never blocks by itself, such as a measurement's own thread.
-    pub fn set_asleep(&mut self, slot: Slot, is_asleep: bool) {
-        if is_asleep {
-            self.dispatcher.block(self.now, slot);
-        } else {
-            self.dispatcher.wake(self.now, slot);
-        }
-    }
-
-    /// Ends a thread of the machine itself, such as one of a measurement.
-    pub fn end_own_task(&mut self, slot: Slot) {
-        self.end_task(slot, self.now);
-    }
-
     /// Sets the colors of a process, and starts to move its pages.
     pub fn set_colors(
         &mut self,

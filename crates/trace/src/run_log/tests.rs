@@ -138,7 +138,7 @@ fn an_infinite_number_is_rejected_when_written() {
 /// Is a log of another format rejected with its format and the expected one?
 #[test]
 fn another_format_is_rejected_with_both_numbers() {
-    for format in [4, 6] {
+    for format in [5, 7] {
         let header = format!(
             r#"{{"format":{format},"topology":{{"cpus":[],"caches":[]}},"policy":"default","seed":1}}"#
         );
@@ -149,7 +149,7 @@ fn another_format_is_rejected_with_both_numbers() {
             .to_string();
         assert_eq!(
             error,
-            format!("run.jsonl: line 1: found run log format {format}, expected format 5")
+            format!("run.jsonl: line 1: found run log format {format}, expected format 6")
         );
     }
 }

@@ -7,8 +7,7 @@ use cachemate_core::{
 };
 
 use super::super::{
-    Auto, ChangeOrigin, DecidedPlan, Mechanism, Parameters, PolicyPart, SiteLayout,
-    UnverifiedChange,
+    Auto, DecidedPlan, Mechanism, OpenChange, Parameters, PolicyPart, ProposalOrigin, SiteLayout,
 };
 use super::*;
 
@@ -401,8 +400,8 @@ fn a_limit_ends_with_its_program() {
         let mut scene = Scene::new(PERCENT);
         scene.is_only_proposed = is_only_proposed;
         scene.decide_until_limited();
-        scene.policy.unverified_change = is_measuring.then(|| UnverifiedChange {
-            origin: ChangeOrigin::Plan,
+        scene.policy.open_change = is_measuring.then(|| OpenChange::Proposed {
+            origin: ProposalOrigin::Plan,
             layout_before: SiteLayout::default(),
             plan_before: DecidedPlan(Plan::idle(WindowLength::Time { ns: 1 })),
         });

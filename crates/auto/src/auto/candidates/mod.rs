@@ -24,7 +24,7 @@ use self::site::SiteTasks;
 pub use self::space::unit_steps;
 use super::model::layout::SiteLayout;
 use super::model::problem::PlanningProblem;
-use super::model::score::{LayoutScore, PlanObjective, score};
+use super::model::score::{LayoutScore, score};
 use super::model::score_cache::ScoreCache;
 use super::model::sites::CacheSite;
 
@@ -63,16 +63,15 @@ pub type AllowedMechanisms = BTreeSet<Mechanism>;
 /// A comparator of plans.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PlanComparator {
-    pub objective: PlanObjective,
-    /// Lowest speed allowed for any task, relative to its solo speed; not used for the objective of the slowest task.
+    /// Lowest speed allowed for any task, relative to its solo speed.
     pub min_speed: f64,
 }
 
 impl PlanComparator {
-    /// The key of a score; larger is better. Goals come first, then the lowest speed, then the objective.
+    /// The key of a score; larger is better. Goals come first, then the lowest speed, then the mean.
     pub fn score_key(&self, score: LayoutScore) -> f64 {
         let speed_shortfall = (self.min_speed - score.min_relative_speed).clamp(0.0, 10.0);
-        score.objective_value(self.objective) - 100.0 * score.unmet_goals - 10.0 * speed_shortfall
+        score.mean_speed() - 100.0 * score.unmet_goals - 10.0 * speed_shortfall
     }
 
     /// The first of the plans with the largest key.
@@ -98,7 +97,7 @@ pub struct CandidatePlan {
     pub score: LayoutScore,
 }
 
-/// Maximum loss of speed of the slowest task that a plan may cause if the objective is not the slowest task.
+/// Maximum loss of speed of the slowest task that a plan may cause.
 const MAX_WORST_LOSS: f64 = 0.02;
 /// Number of tasks up to which placement is searched by the forecast of all sites together.
 const MAX_TRAFFIC_TASKS: usize = 24;
@@ -127,10 +126,7 @@ impl<'a> PlanSearch<'a> {
             problem,
             score_cache,
             allowed_mechanisms,
-            comparator: PlanComparator {
-                objective: PlanObjective::WeightedSpeedup,
-                min_speed: 0.0,
-            },
+            comparator: PlanComparator { min_speed: 0.0 },
             score_budget: Cell::new(effort),
             generator: SplitMix64::new(1),
         }
@@ -145,9 +141,7 @@ impl PlanSearch<'_> {
         current_layout: Option<&SiteLayout>,
     ) -> CandidatePlan {
         let default = self.build_default(default_sites, current_layout);
-        if self.comparator.objective != PlanObjective::WorstSlowdown {
-            self.comparator.min_speed = default.score.min_relative_speed - MAX_WORST_LOSS;
-        }
+        self.comparator.min_speed = default.score.min_relative_speed - MAX_WORST_LOSS;
         default
     }
 
@@ -440,7 +434,7 @@ mod tests {
             .enumerate()
             .for_each(|(index, problem_task)| problem_task.last_site = Some(index / 4));
         let (default, best_score, _) = best_scores(&problem, all_mechanisms(), 2_000);
-        let value = |score: LayoutScore| score.objective_value(PlanObjective::WeightedSpeedup);
+        let value = LayoutScore::mean_speed;
         assert!(
             value(best_score) > 1.01 * value(default) && value(best_score) > 0.98,
             "{default:?} {best_score:?}"
@@ -473,7 +467,7 @@ mod tests {
         assert!((reuser.relative_speed - 1.1 / 3.0).abs() < 1e-3);
         assert!((stream.relative_speed - 1.0).abs() < 1e-6);
 
-        let value = |score: LayoutScore| score.objective_value(PlanObjective::WeightedSpeedup);
+        let value = LayoutScore::mean_speed;
         let best = search.comparator.best_of(&candidates).unwrap();
         assert!((value(best.score) / value(candidates[0].score) - 1.463).abs() < 1e-3);
         let partitions = &best.layout.partitions[0];
@@ -568,7 +562,7 @@ mod tests {
     fn large_machines_are_searched_within_the_effort() {
         let problem = problem_fixture(64, 16, 1_000);
         let (default, best_score, remaining) = best_scores(&problem, all_mechanisms(), 400);
-        let value = |score: LayoutScore| score.objective_value(PlanObjective::WeightedSpeedup);
+        let value = LayoutScore::mean_speed;
         assert!(
             value(best_score) >= value(default) && remaining <= 400,
             "{default:?} {best_score:?}"

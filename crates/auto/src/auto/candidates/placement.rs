@@ -367,7 +367,6 @@ mod tests {
     use crate::auto::model::problem::PlanningProblem;
     use crate::auto::model::program_model::MemoryDistance;
     use crate::auto::model::program_model::tests::far_from;
-    use crate::auto::model::score::PlanObjective;
     use crate::auto::model::score_cache::ScoreCache;
     use crate::auto::model::score_cache::tests::{site_fixture, task_fixture};
 
@@ -402,7 +401,7 @@ mod tests {
             let allowed = [Mechanism::Placement].into();
             let mut search = PlanSearch::with_effort(&problem, &score_cache, allowed, 500);
             let candidates = search.find_candidates(&BTreeMap::new(), None);
-            let value = |score: LayoutScore| score.objective_value(PlanObjective::WeightedSpeedup);
+            let value = LayoutScore::mean_speed;
             let default = value(candidates[0].score);
             let best = candidates
                 .into_iter()

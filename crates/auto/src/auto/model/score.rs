@@ -1,4 +1,4 @@
-//! Score of a layout, by its forecast and the stated objective.
+//! Score of a layout, by its forecast.
 //!
 //! The speed of a task counts relative to its solo speed on the machine, with a CPU and a cache to itself. Goals come
 //! first: a shortfall outweighs every gain. Properties: sites are scored one by one, so that a search rescores only
@@ -16,7 +16,7 @@ use super::problem::PlanningProblem;
 use super::program_model::ProgramModel;
 use super::score_cache::ScoreCache;
 use super::site_score::shortfall_cost;
-pub use super::site_score::{ForecastSpeed, LayoutScore, PlanObjective, SiteForecast};
+pub use super::site_score::{ForecastSpeed, LayoutScore, SiteForecast};
 use super::sites::CacheSite;
 
 /// The shares of CPU time if tasks take turns fairly on this number of CPUs: no task gets more than it wants.
@@ -139,7 +139,7 @@ impl SiteScorer<'_> {
         let programs = self.programs();
         let speeds = self.speeds(&programs, queue_waits);
         SiteForecast {
-            score: self.score_speeds(&programs, &speeds),
+            score: score_speeds(&programs, &speeds),
             speeds,
             task_forecasts: OnceCell::new(),
         }
@@ -293,49 +293,26 @@ impl SiteScorer<'_> {
         parts.retain(|(members, _)| !members.is_empty());
         parts
     }
+}
 
-    fn score_speeds(&self, programs: &[&ProgramModel], speeds: &[ForecastSpeed]) -> LayoutScore {
-        let mut score = LayoutScore::EMPTY;
-        for (program, speed) in programs.iter().zip(speeds) {
-            let goal = program.goal;
-            let priority = if goal.priority.is_finite() && goal.priority > 0.0 {
-                goal.priority
-            } else {
-                1.0
-            };
-            score.weighted_speed_sum += priority * speed.relative_speed;
-            score.total_weight += priority;
-            score.instr_per_cycle += speed.instr_per_cycle;
-            score.min_relative_speed = score
-                .min_relative_speed
-                .min(1.0 - (1.0 - speed.relative_speed) * priority);
-            score.unmet_goals += priority * shortfall_cost(speed.goal_shortfall(program));
-        }
-
-        let contains_promise = |group: &&PartitionMembers| {
-            let has_goal = |(index, model): (&usize, &&ProgramModel)| {
-                group.members.contains(index) && model.goal.is_promised()
-            };
-            self.members.iter().zip(programs).any(has_goal)
-        };
-
-        let units = self
-            .cache_site()
-            .partition_units
-            .map_or(1, |partition_units| partition_units.units());
-        let promised_units: u32 = self
-            .partitions
-            .iter()
-            .filter(contains_promise)
-            .map(|group| group.units)
-            .sum();
-        score.promised_units_share = if self.partitions.is_empty() {
-            1.0
+fn score_speeds(programs: &[&ProgramModel], speeds: &[ForecastSpeed]) -> LayoutScore {
+    let mut score = LayoutScore::EMPTY;
+    for (program, speed) in programs.iter().zip(speeds) {
+        let goal = program.goal;
+        let priority = if goal.priority.is_finite() && goal.priority > 0.0 {
+            goal.priority
         } else {
-            f64::from(promised_units) / f64::from(units)
+            1.0
         };
-        score
+        score.weighted_speed_sum += priority * speed.relative_speed;
+        score.total_weight += priority;
+        score.min_relative_speed = score
+            .min_relative_speed
+            .min(1.0 - (1.0 - speed.relative_speed) * priority);
+        score.unmet_goals += priority * shortfall_cost(speed.goal_shortfall(program));
     }
+
+    score
 }
 
 /// A layout with the known tasks of each site.

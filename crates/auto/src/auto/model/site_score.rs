@@ -4,25 +4,9 @@ use std::cell::OnceCell;
 
 use cachemate_core::TaskForecast;
 use cachemate_locality::memory_queue::LineSource;
-use serde::Deserialize;
 
 use super::bus::task_lines;
 use super::program_model::ProgramModel;
-
-/// The objective of a plan.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PlanObjective {
-    /// Maximizes the mean of speeds relative to solo speeds, weighted by priority.
-    #[default]
-    WeightedSpeedup,
-    /// Minimizes the largest slowdown.
-    WorstSlowdown,
-    /// Meets the goals with the smallest share of each cache.
-    LeastSpace,
-    /// Maximizes the total of instructions; this rewards starving programs that are slow by nature.
-    Throughput,
-}
 
 /// Forecast of one task.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -116,11 +100,9 @@ pub fn shortfall_cost(shortfall: f64) -> f64 {
 pub struct LayoutScore {
     pub weighted_speed_sum: f64,
     pub total_weight: f64,
-    pub instr_per_cycle: f64,
     pub min_relative_speed: f64,
     /// Shortfall from all goals, weighted by priority and summed.
     pub unmet_goals: f64,
-    pub promised_units_share: f64,
 }
 
 impl LayoutScore {
@@ -128,10 +110,8 @@ impl LayoutScore {
     pub const EMPTY: LayoutScore = LayoutScore {
         weighted_speed_sum: 0.0,
         total_weight: 0.0,
-        instr_per_cycle: 0.0,
         min_relative_speed: f64::INFINITY,
         unmet_goals: 0.0,
-        promised_units_share: 0.0,
     };
 
     #[must_use]
@@ -139,37 +119,26 @@ impl LayoutScore {
         LayoutScore {
             weighted_speed_sum: self.weighted_speed_sum + addend.weighted_speed_sum,
             total_weight: self.total_weight + addend.total_weight,
-            instr_per_cycle: self.instr_per_cycle + addend.instr_per_cycle,
             min_relative_speed: self.min_relative_speed.min(addend.min_relative_speed),
             unmet_goals: self.unmet_goals + addend.unmet_goals,
-            promised_units_share: self.promised_units_share + addend.promised_units_share,
         }
     }
 
     /// All fields as bits, for exact comparisons.
     #[cfg(test)]
-    pub fn bits(self) -> [u64; 6] {
+    pub fn bits(self) -> [u64; 4] {
         let sums = [
             self.weighted_speed_sum,
             self.total_weight,
-            self.instr_per_cycle,
             self.min_relative_speed,
             self.unmet_goals,
-            self.promised_units_share,
         ];
         sums.map(f64::to_bits)
     }
 
-    /// The value of the score; larger is better, and the ratio of two values is a gain.
-    pub fn objective_value(self, objective: PlanObjective) -> f64 {
-        let mean = self.weighted_speed_sum / self.total_weight.max(1e-9);
-        match objective {
-            PlanObjective::WeightedSpeedup => mean,
-            // Among plans that are equally good for the slowest task, the one with the better mean wins.
-            PlanObjective::WorstSlowdown => self.min_relative_speed.min(1e9) + 0.01 * mean,
-            PlanObjective::Throughput => self.instr_per_cycle,
-            PlanObjective::LeastSpace => 2.0 - self.promised_units_share + 0.01 * mean,
-        }
+    /// The mean of speeds relative to solo speeds, weighted by priority.
+    pub fn mean_speed(self) -> f64 {
+        self.weighted_speed_sum / self.total_weight.max(1e-9)
     }
 }
 

@@ -43,7 +43,6 @@ fn propose(plan: Plan, method: VerificationMethod, goal_processes: Vec<ProcessId
         method,
         forecast_gain: 0.1,
         min_gain: 0.01,
-        objective: SpeedObjective::Sum,
         goal_processes,
         speeds: vec![(ProcessId(0), 1.0), (ProcessId(1), 1.0)],
     };

@@ -65,7 +65,7 @@ impl Discover {
         if let Some(path) = &self.output {
             write_file(path, map.to_text().as_bytes(), self.force)?;
         }
-        session.print_result(self.json.json, &MapSummary(&map), || render(&map))
+        session.print_result(self.json.json, &map, || render(&map))
     }
 }
 
@@ -119,23 +119,6 @@ pub fn discover_colors(
         ));
     }
     Ok(discovery?)
-}
-
-/// A map without its frames, which only the map's file contains.
-struct MapSummary<'a>(&'a ColorMap);
-
-impl serde::Serialize for MapSummary<'_> {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let frameless_map = ColorMap {
-            frames: Vec::new(),
-            ..self.0.clone()
-        };
-        let mut value = serde_json::to_value(frameless_map).map_err(serde::ser::Error::custom)?;
-        if let Some(object) = value.as_object_mut() {
-            object.remove("frames");
-        }
-        value.serialize(serializer)
-    }
 }
 
 fn render(map: &ColorMap) -> String {

@@ -3,11 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{bail, ensure};
+use anyhow::bail;
 use cachemate_core::IndexSet;
 use cachemate_linux::act::colors::agents::{AgentReport, ResidentPages, color_mask};
 use cachemate_linux::act::colors::discover::PATIENCE;
-use cachemate_linux::act::colors::map::ColorMap;
 use cachemate_linux::act::colors::refusal::last_refusal;
 use cachemate_linux::act::colors::{ColorError, migration, reference_set};
 use cachemate_report::text::{format_count, format_size};
@@ -31,9 +30,6 @@ pub struct ColorRunArgs {
     /// Colors such as 0-7,12
     #[arg(long, value_name = "LIST")]
     colors: IndexSet,
-    /// Also use the per-frame colors of this map (cachemate page-color discover -o); every frame is verified before use
-    #[arg(long, value_name = "FILE")]
-    map: Option<PathBuf>,
     /// Maximum memory that a program's agent may hold, frames of other colors included [default: an eighth of the
     /// available memory]
     #[arg(long, value_name = "SIZE")]
@@ -93,9 +89,6 @@ impl ColorRunArgs {
             ends_with_parent: false,
         };
         let mut program = ColoredProgram::start(&start)?;
-        if let Some(path) = &self.map {
-            import_map(path, &program)?;
-        }
         let start_time = std::time::Instant::now();
         let stop = session.interrupt_flag();
         let status = program.wait(&stop, Duration::from_millis(500))?;
@@ -142,25 +135,6 @@ fn ensure_color_count(session: &Session) -> anyhow::Result<u32> {
         }
         Err(error) => Err(error.into()),
     }
-}
-
-/// Records a map's frames in the ledger; each frame is still verified by timing before it is used.
-fn import_map(path: &Path, program: &ColoredProgram) -> anyhow::Result<()> {
-    let map = ColorMap::read(path)?;
-    let outdated = match &map {
-        map if map.boot_id != cachemate_linux::act::colors::boot_id() => {
-            "made before the last reboot, so its frame numbers no longer apply; run cachemate page-color discover"
-        }
-        map if map.reference_set != program.reference_set_id() => {
-            "made by an earlier discovery, so its colors no longer match; run cachemate page-color discover -o"
-        }
-        _ => "",
-    };
-    ensure!(outdated.is_empty(), "{}: {outdated}", path.display());
-    for (frame, color) in map.known_colors() {
-        program.ledger().record(frame, Some(color));
-    }
-    Ok(())
 }
 
 fn print_report(session: &Session, report: &ColorRunReport) {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use cachemate_cluster::extender::{KnowledgeOrigin, serve};
+use cachemate_cluster::extender::serve;
 use clap::Args;
 
 use crate::complete::cluster_args::ApiServerArgs;
@@ -15,19 +15,11 @@ use crate::session::Session;
 /// Rank nodes for kube-scheduler by forecast slowdowns: a scheduler extender over HTTP
 ///
 /// Answers `filter` and `prioritize` for node names (nodeCacheCapable: true) with scores from 0 to 10. Profiles and
-/// node states are JSON objects of the resources WorkloadProfile and NodeCacheState in a directory. Without a profile
-/// or a fresh state, answers are neutral. docs/kubernetes.md has the scheduler's configuration.
+/// node states are the objects WorkloadProfile and NodeCacheState of the API server. Without a profile or a fresh
+/// state, answers are neutral. docs/kubernetes.md has the scheduler's configuration.
 #[derive(Args)]
 pub struct ExtenderArgs {
-    /// Directory of JSON objects, which is reread every few seconds
-    #[arg(
-        long,
-        value_name = "DIR",
-        required_unless_present = "api_server",
-        conflicts_with = "api_server"
-    )]
-    knowledge: Option<PathBuf>,
-    /// The API server whose objects are watched instead
+    /// The API server whose objects are watched
     #[command(flatten)]
     server: ApiServerArgs,
     /// Seconds of silence after which a watch of the API server is opened again
@@ -59,19 +51,14 @@ impl ExtenderArgs {
             );
             return Err(UsageError(text).into());
         }
-        let origin = match self.server.open()? {
-            Some(server) => {
-                KnowledgeOrigin::Server(server, Duration::from_secs(self.watch_timeout))
-            }
-            None => {
-                let dir = self.knowledge.clone();
-                KnowledgeOrigin::Folder(dir.context("--knowledge: expected a directory")?)
-            }
+        let Some(server) = self.server.open()? else {
+            let text = "--api-server: found none, expected a URL or in-cluster".to_string();
+            return Err(UsageError(text).into());
         };
+        let max_silence = Duration::from_secs(self.watch_timeout);
         let stop = session.interrupt_flag();
-        serve(self.listen, token, origin, &stop, &|message| {
-            session.log(message)
-        })
+        let log = |message: &str| session.log(message);
+        serve(self.listen, token, server, max_silence, &stop, &log)
     }
 
     fn read_token(&self) -> anyhow::Result<Option<String>> {

@@ -6,17 +6,15 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use cachemate_cluster::knowledge_dir::ProfileSpec;
+use cachemate_cluster::knowledge_objects::ProfileSpec;
 use cachemate_core::MachineSpec;
 use cachemate_fleet::arrivals::draw_kinds;
 use cachemate_fleet::cluster_export::{PodList, cluster_services};
 use cachemate_fleet::outcome::FleetOutcome;
 use cachemate_fleet::profile::WorkloadProfile;
 use cachemate_fleet::spec::{FleetService, FleetSpec, MAX_HOSTS, MAX_HOURS};
-use cachemate_fleet::study::{FleetChange, FleetPart, FleetResult, FleetStudy, RunControl};
-use cachemate_fleet::validation::{FleetValidation, ValidationSlice, validate};
-use cachemate_report::Table;
-use cachemate_report::text::{format_count_of, format_number};
+use cachemate_fleet::study::{FleetChange, FleetPart, FleetResult, FleetStudy};
+use cachemate_report::text::format_number;
 use cachemate_repro::ReproError;
 use cachemate_repro::store::{self, RunName};
 use clap::{Args, ValueEnum};
@@ -55,14 +53,6 @@ pub struct FleetArgs {
     /// Kind of host that --what-if other-machine asks about
     #[arg(long, value_name = "MACHINE")]
     other_machine: Option<String>,
-    /// Run this many hosts on the cycle-level machine instead, and compare the slowdowns of their services
-    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "20",
-          value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with_all = ["what_if", "output", "csv"])]
-    validate: Option<u32>,
-    /// Cycles for which --validate runs each host; the second half is measured
-    #[arg(long, value_name = "N", default_value_t = 8_000_000, requires = "validate",
-          value_parser = clap::value_parser!(u64).range(1000..=1_000_000_000_000))]
-    validate_cycles: u64,
     #[command(flatten)]
     shard: ShardArg,
     #[command(flatten)]
@@ -102,8 +92,6 @@ enum FleetQuestion {
     Partition,
 }
 
-/// Factor by which --validate divides caches and working sets.
-const VALIDATION_CACHE_SCALE: u32 = 16;
 /// Maximum size of profiles and of exports of clusters.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 
@@ -138,9 +126,6 @@ impl FleetArgs {
             request.pods.as_deref(),
             &request.changes,
         )?;
-        if let Some(hosts) = self.validate {
-            return self.validate(session, &study, spec, hosts);
-        }
         let started = Instant::now();
         self.runs.start()?;
         let Some(result) = self.run_stored(session, &request, &study)? else {
@@ -253,105 +238,6 @@ impl FleetArgs {
         }
         Ok((machines, changes))
     }
-
-    fn validate(
-        &self,
-        session: &Session,
-        study: &FleetStudy<'_>,
-        spec: &FleetSpec,
-        hosts: u32,
-    ) -> anyhow::Result<()> {
-        let measured_cycles = self.validate_cycles / 2;
-        let settling_cycles = self.validate_cycles - measured_cycles;
-        let slice = ValidationSlice {
-            cache_scale: VALIDATION_CACHE_SCALE,
-            settling_cycles,
-            measured_cycles,
-        };
-        let validation = self.run_parts(session, |control| {
-            validate(study, hosts, slice, spec.seed, control).transpose()
-        })??;
-        let result = FleetValidationJson {
-            seed: spec.seed,
-            cpu_seconds: cpu_seconds(),
-            validation,
-        };
-        session.print_result(self.json.json, &result, || render_validation(spec, &result))
-    }
-
-    /// Runs something in parts, and reports progress; an error if it was interrupted.
-    fn run_parts<R>(
-        &self,
-        session: &Session,
-        run: impl FnOnce(&RunControl<'_>) -> Option<R>,
-    ) -> anyhow::Result<R> {
-        let stop = session.interrupt_flag();
-        let bar = session.progress_bar("fleet", Some(1));
-        let report_progress = |done_count: usize, total_count: usize| {
-            bar.set_length(total_count as u64);
-            bar.set_position(done_count as u64);
-        };
-        let control = RunControl {
-            workers: cachemate_study::cpu_count(),
-            report_progress: &report_progress,
-            should_stop: &|| stop.load(Ordering::Relaxed),
-        };
-        let result = run(&control);
-        bar.finish_and_clear();
-        result.ok_or_else(|| {
-            InterruptedError("the fleet was not finished; nothing was written".to_string()).into()
-        })
-    }
-}
-
-/// `cachemate fleet --validate --json`.
-#[derive(Serialize)]
-struct FleetValidationJson {
-    seed: u64,
-    cpu_seconds: f64,
-    #[serde(flatten)]
-    validation: FleetValidation,
-}
-
-fn render_validation(spec: &FleetSpec, result: &FleetValidationJson) -> String {
-    let validation = &result.validation;
-    let mut host_table =
-        Table::with_columns("", "host | services | measured | forecast | error, points");
-    for host in &validation.hosts {
-        host_table.add_row([
-            host.host.to_string(),
-            host.services.to_string(),
-            format!("{:.1} %", host.measured_slowdown_percent),
-            format!("{:.1} %", host.forecast_slowdown_percent),
-            format!("{:.1}", host.mean_absolute_error_points),
-        ]);
-    }
-    let agreement_text = match validation.same_verdict_share {
-        None => "no service has a limit".to_string(),
-        Some(share) => format!(
-            "both machines agree about {:.1} % of the limits",
-            share * 100.0
-        ),
-    };
-    format!(
-        "{}, seed {}: {} on {}, {} cycles each ({} nominal ms), caches and working sets divided by {}\n\n{}\n\
-         error of the slowdown: mean {:.1} points, 90 % {:.1}, signed {:.1}; predicting nothing {:.1}\n\
-         {agreement_text}; services alone take {:.2} times the cycles of their profiles; {} s of processor time\n",
-        spec.name,
-        result.seed,
-        format_count_of(validation.services as u64, "service"),
-        format_count_of(validation.hosts.len() as u64, "host"),
-        format_number(validation.cycles_per_host as f64),
-        format_number(validation.nominal_ms_per_host),
-        validation.cache_scale,
-        host_table.text(),
-        validation.mean_absolute_error_points,
-        validation.p90_error_points,
-        validation.mean_signed_error_points,
-        validation.error_of_predicting_nothing_points,
-        validation.solo_cycles_ratio,
-        format_number(result.cpu_seconds),
-    )
 }
 
 /// Services of a fleet, read from the files that its description names.

@@ -4,14 +4,12 @@ use clap::Subcommand;
 
 use crate::session::Session;
 
-mod advise;
 mod attribute;
 mod cachesim;
 mod extender;
 mod fleet;
 mod lab;
 mod merge;
-mod mixes;
 mod mrc;
 mod plan;
 mod predict;
@@ -24,7 +22,6 @@ mod report;
 mod repro;
 mod sim;
 mod sim_interval;
-mod slurm_node;
 
 /// Commands that only the complete command has: programs and traces, simulated machines, clusters.
 #[derive(Subcommand)]
@@ -41,7 +38,6 @@ pub enum CompleteCommand {
     Merge(merge::MergeArgs),
     Fleet(fleet::FleetArgs),
     Extender(extender::ExtenderArgs),
-    Advise(advise::Advise),
     Lab(lab::Lab),
 }
 
@@ -49,8 +45,7 @@ impl CompleteCommand {
     /// A command that only computes may be ended anywhere by an interruption.
     fn is_calculation(&self) -> bool {
         match self {
-            CompleteCommand::Advise(_)
-            | CompleteCommand::Plan(_)
+            CompleteCommand::Plan(_)
             | CompleteCommand::Predict(_)
             | CompleteCommand::Replay(_)
             | CompleteCommand::Report(_) => true,
@@ -76,7 +71,6 @@ impl CompleteCommand {
             CompleteCommand::Merge(command) => command.run(session),
             CompleteCommand::Fleet(command) => command.run(session),
             CompleteCommand::Extender(command) => command.run(session),
-            CompleteCommand::Advise(command) => command.run(session),
             CompleteCommand::Lab(command) => command.run(session),
         }
     }

@@ -24,8 +24,6 @@ use crate::files::prepare_output_dir;
 use crate::session::Session;
 
 /// Reproduce the papers' results on the simulator, by their ids (docs/repro.md)
-///
-/// The id `mixes` runs random mixes under every policy.
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Repro {
@@ -33,8 +31,7 @@ pub struct Repro {
     action: Option<ReproAction>,
     #[command(flatten)]
     form: FormArgs,
-    /// Number of seeds, instead of three (one with --quick or --sample); for mixes, number of mixes instead of five
-    /// (one)
+    /// Number of seeds, instead of three (one with --quick or --sample)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: Option<u64>,
     /// Write figures (SVG), results.json and an index.html there
@@ -46,7 +43,7 @@ pub struct Repro {
     /// List what can be reproduced
     #[arg(long, conflicts_with = "json")]
     list: bool,
-    /// Machine for the mixes (default: xeon-x5365-4) or for AUTO (default: three machines)
+    /// Machine for AUTO (default: three machines)
     #[arg(long, value_name = "MACHINE")]
     machine: Option<String>,
     /// Number of mixes in each family of AUTO
@@ -79,20 +76,11 @@ impl Repro {
             return session.print(&render_list());
         }
         if self.form.ids.is_empty() {
-            let problem = "ID: found none, expected result ids such as CASC-1, all, or mixes; --list shows them";
+            let problem =
+                "ID: found none, expected result ids such as CASC-1, or all; --list shows them";
             return Err(UsageError(problem.to_string()).into());
         }
         self.runs.start()?;
-        if self
-            .form
-            .ids
-            .iter()
-            .any(|id| id.eq_ignore_ascii_case("mixes"))
-        {
-            self.run_mixes(session)?;
-            self.runs.report_reuse(session);
-            return Ok(());
-        }
         let experiments = self.form.experiments()?;
         if let Some(dir) = self.output.as_deref() {
             prepare_output_dir(dir, self.force)?;
@@ -208,26 +196,6 @@ impl Repro {
             machine: self.machine.as_deref(),
             ..self.form.build_context(self.seed_count(), stop, progress)
         }
-    }
-
-    fn run_mixes(&self, session: &Session) -> anyhow::Result<()> {
-        if self.form.ids.len() > 1 || self.output.is_some() || self.shard.shard.is_some() {
-            anyhow::bail!(UsageError(
-                "mixes run by themselves and print a table; use --json for a file".to_string()
-            ));
-        }
-        let mix_count = self
-            .seeds
-            .unwrap_or(if self.form.is_short() { 1 } else { 5 });
-        let machine = self.machine.as_deref().unwrap_or("xeon-x5365-4");
-        super::mixes::run_mixes(
-            session,
-            self.form.is_short(),
-            self.form.seed,
-            mix_count as u32,
-            machine,
-            self.form.json.json,
-        )
     }
 
     /// Findings, failures with their reasons, and whether the user stopped the command. A failed experiment does not

@@ -364,7 +364,6 @@ fn classify_pages(
     Ok(ColorMap {
         format: ColorMap::FORMAT,
         boot_id: super::boot_id(),
-        reference_set: format!("{:016x}", reference_set.id),
         colors: target.colors,
         page_bytes: PAGE_BYTES as u32,
         level: target.level,
@@ -380,7 +379,6 @@ fn classify_pages(
         frame_numbers: judge_frame_numbers(&frames, &page_colors, target.colors).to_string(),
         seconds: 0.0,
         failed_attempts: Vec::new(),
-        frames: ColorMap::frame_runs(&frames, &page_colors),
     })
 }
 

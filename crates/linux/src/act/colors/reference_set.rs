@@ -39,8 +39,6 @@ const SPARE_FRAMES: usize = 8;
 pub struct LoadedReferenceSet {
     /// The frames, calibrated and completely mapped.
     pub frames: ReferenceSet,
-    /// The discovery that made it; labels of different discoveries cannot be compared.
-    pub id: u64,
     /// Times of hits and misses when it was opened.
     pub calibration: Calibration,
     _mapping: MemoryMap,
@@ -103,7 +101,7 @@ pub fn open_unverified(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
 }
 
 fn load(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
-    let (mapping, id) = map_reference_set(base, name)?;
+    let (mapping, _) = map_reference_set(base, name)?;
     // SAFETY: the result contains both the mapping and the reference set, so they are dropped together.
     let reference_set = unsafe { ReferenceSet::new(mapping.start(), mapping.bytes()) };
     let Some(mut reference_set) = reference_set else {
@@ -116,7 +114,6 @@ fn load(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
     let calibration = reference_set.calibrate();
     Ok(LoadedReferenceSet {
         frames: reference_set,
-        id,
         calibration,
         _mapping: mapping,
     })

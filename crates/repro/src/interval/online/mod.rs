@@ -1,15 +1,11 @@
-//! INTERVAL-2 to INTERVAL-7: online policies at nominal time, with windows of their intended length.
+//! INTERVAL-2 and INTERVAL-4: online policies at nominal time, with windows of their intended length.
 //!
 //! On the cycle-level machine, windows are divided by up to 5000 but caches are not, so a trial waits for a turnover of
 //! the cache longer than a run lasts. Here nothing is divided. There are two figures for each policy: its result once
 //! it has settled (the last quarter of an hour's run), and the cost of its search (the difference from the whole run).
 //! Programs are profiles measured alone on the cycle-level machine; their phases last [`PHASE_STRETCH`] times longer.
 
-pub(super) mod goals;
 pub(super) mod many;
-pub(super) mod measuring;
-pub(super) mod placing;
-pub(super) mod serving;
 pub(super) mod sizing;
 
 use std::sync::Arc;
@@ -148,7 +144,6 @@ fn build_query(
         jobs,
         length_ns,
         seed,
-        has_explicit_turns: false,
         has_guard: false,
     }
 }

@@ -1,15 +1,13 @@
 //! Probes in progress: measurements that a plan requests, answered from the simulated hardware.
 //!
-//! There are three kinds. *Co-run* probes record which tasks co-run below a cache, and co-schedule rows of tasks if
-//! allowed. *Attached* probes belong to a task's thread in the hardware: traces, samples, reuse times, super sets.
-//! *External* probes run threads of the machine itself beside a task or between two CPUs. A probe that needs CPUs to
-//! itself reserves them, one probe at a time. The cost of the probe and of its interrupts is charged to the programs
-//! and reported with the results.
+//! There are two kinds. *Co-run* probes record which tasks co-run below a cache, and co-schedule rows of tasks if
+//! allowed. *Attached* probes belong to a task's thread in the hardware: traces, samples, reuse times, super sets. A
+//! probe that needs CPUs to itself reserves them, one probe at a time. The cost of the probe and of its interrupts is
+//! charged to the programs and reported with the results. Probes from outside, with threads of their own beside a task or
+//! between two CPUs, are refused, because counters tell more here.
 
 mod attached;
 mod co_run;
-mod external;
-mod injected;
 
 use cachemate_core::{
     Plan, PlanItem, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProbeResult, RefusalReason,
@@ -19,7 +17,6 @@ use cachemate_core::{
 use super::SimMachine;
 use attached::AttachedProbe;
 use co_run::CoRunProbe;
-use external::ExternalProbe;
 
 /// The reason why a probe is refused, with an explanation.
 pub(crate) type ProbeRefusal = (RefusalReason, String);
@@ -45,22 +42,17 @@ enum ProbeStage {
 enum ProbeWork {
     CoRun(CoRunProbe),
     Attached(AttachedProbe),
-    External(ExternalProbe),
 }
 
 impl ProbeWork {
     fn new(
         probe_kind: &ProbeKind,
         id: ProbeId,
-        budget_cycles: u64,
         machine: &mut SimMachine,
     ) -> Result<Self, ProbeRefusal> {
         match probe_kind {
             ProbeKind::CoRunRows { .. } | ProbeKind::PairedRows { .. } => {
                 CoRunProbe::new(probe_kind, id, machine).map(ProbeWork::CoRun)
-            }
-            ProbeKind::Neighbor { .. } | ProbeKind::PingPong { .. } => {
-                ExternalProbe::new(probe_kind, id, budget_cycles, machine).map(ProbeWork::External)
             }
             _ => AttachedProbe::new(probe_kind, machine).map(ProbeWork::Attached),
         }
@@ -84,8 +76,7 @@ impl SimMachine {
                 continue;
             }
 
-            let budget_cycles = self.clock.to_cycles(probe.budget_ns);
-            match ProbeWork::new(&probe.kind, probe.id, budget_cycles, self) {
+            match ProbeWork::new(&probe.kind, probe.id, self) {
                 Ok(work) => self.probes.push(ActiveProbe {
                     probe: probe.clone(),
                     probe_work: work,
@@ -126,7 +117,6 @@ impl SimMachine {
             .filter(|active| active.stage == ProbeStage::Working);
         let next_check_of = |active: &ActiveProbe| match &active.probe_work {
             ProbeWork::CoRun(co_run_probe) => co_run_probe.next_check_cycle(),
-            ProbeWork::External(external_probe) => external_probe.next_check_cycle(),
             // Traces and samples raise interrupts, and watches are checked whenever the machine stops.
             ProbeWork::Attached(_) => u64::MAX,
         };
@@ -184,7 +174,6 @@ impl ActiveProbe {
         let is_complete = match &mut self.probe_work {
             ProbeWork::CoRun(co_run_probe) => co_run_probe.poll(machine),
             ProbeWork::Attached(attached_probe) => attached_probe.poll(machine),
-            ProbeWork::External(external_probe) => external_probe.poll(machine),
         };
         let spent_cycles: u64 = self
             .cost_cycles(machine)
@@ -202,7 +191,6 @@ impl ActiveProbe {
         match &self.probe_work {
             ProbeWork::CoRun(co_run_probe) => vec![(None, co_run_probe.idle_cycles())],
             ProbeWork::Attached(attached_probe) => attached_probe.cost_cycles(machine),
-            ProbeWork::External(external_probe) => vec![(None, external_probe.cost_cycles())],
         }
     }
 
@@ -235,10 +223,6 @@ impl ActiveProbe {
             ProbeWork::Attached(attached_probe) => {
                 attached_probe.take_evidence(machine, is_complete)
             }
-            ProbeWork::External(external_probe) => external_probe
-                .take_evidence(is_complete)
-                .into_iter()
-                .collect(),
         };
         if !evidence.is_empty() {
             self.reported_costs = cost;
@@ -265,7 +249,6 @@ impl ActiveProbe {
         match &mut self.probe_work {
             ProbeWork::CoRun(_) => {}
             ProbeWork::Attached(attached_probe) => attached_probe.end(machine),
-            ProbeWork::External(external_probe) => external_probe.end(machine),
         }
         if machine.cpu_holder == Some(self.probe.id) {
             machine.cpu_holder = None;

@@ -1,10 +1,4 @@
-//! Reads profiles and node states from a directory of JSON files, each an object of one of the two custom resources.
-//!
-//! Another process writes the directory (a mounted volume, or a mirror of the API server). A file that is unreadable,
-//! too large or forged is skipped and reported once; the other files are used.
-
-use std::collections::BTreeMap;
-use std::path::Path;
+//! Profiles and node states: objects of the two custom resources, as nodes publish and extenders watch them.
 
 use anyhow::Context;
 use cachemate_fleet::extender::{ClusterKnowledge, full_image_name};
@@ -14,8 +8,6 @@ use serde::{Deserialize, Serialize};
 
 /// Maximum size of one object. A curve has at most 4 KB, and a node with 256 caches at most 256 KB.
 pub const MAX_OBJECT_BYTES: u64 = 1 << 20;
-/// Maximum number of files in a directory.
-const MAX_FILES: usize = 200_000;
 
 /// An object of one of the two resources. Fields that placement does not need are skipped.
 #[derive(Deserialize)]
@@ -53,56 +45,6 @@ struct PublishedState {
     /// Time of publication, in seconds since the epoch.
     observed_unix_seconds: f64,
     state: NodeCacheState,
-}
-
-/// The objects of a directory and its subdirectories, and the reason for each rejected file.
-///
-/// # Errors
-/// The directory cannot be read.
-pub fn read_dir(dir: &Path) -> anyhow::Result<(ClusterKnowledge, BTreeMap<String, String>)> {
-    let mut knowledge = ClusterKnowledge::default();
-    let mut refusals = BTreeMap::new();
-    let mut pending_dirs = vec![(dir.to_path_buf(), 0)];
-    let mut file_count = 0;
-    while let Some((dir, depth)) = pending_dirs.pop() {
-        let paths = cachemate_files::list_dir(&dir)
-            .with_context(|| format!("{}: cannot be read", dir.display()))?;
-        for path in paths {
-            // Hidden names are skipped, because a mounted volume contains every file a second time in hidden
-            // directories.
-            let is_hidden = path
-                .file_name()
-                .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-            if is_hidden {
-                continue;
-            }
-            if path.is_dir() && depth < 2 {
-                pending_dirs.push((path, depth + 1));
-            } else if path
-                .extension()
-                .is_some_and(|extension| extension == "json")
-            {
-                file_count += 1;
-                if file_count > MAX_FILES {
-                    anyhow::bail!(
-                        "{}: found more than {MAX_FILES} files, expected fewer",
-                        dir.display()
-                    );
-                }
-                if let Err(error) = read_object(&path, &mut knowledge) {
-                    refusals.insert(path.display().to_string(), format!("{error:#}"));
-                }
-            }
-        }
-    }
-    Ok((knowledge, refusals))
-}
-
-fn read_object(path: &Path, knowledge: &mut ClusterKnowledge) -> anyhow::Result<()> {
-    let text = cachemate_files::read_text_limited(path, MAX_OBJECT_BYTES)?;
-    let object: serde_json::Value =
-        serde_json::from_str(&text).context("expected a WorkloadProfile or NodeCacheState")?;
-    insert_object(object, knowledge)
 }
 
 /// Adds an object of one of the two resources.

@@ -1,22 +1,11 @@
-//! `cachemate advise slurm-node`: the features of a host by which Slurm jobs can ask for caches.
+//! `cachemate topology --slurm-features`: the features of a host by which Slurm jobs can ask for caches.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::Topology;
 use cachemate_daemon::host;
-use clap::Args;
 
-use crate::args::JsonArg;
 use crate::session::Session;
-
-/// Print the features of this host for its line in slurm.conf
-///
-/// Jobs ask for features by name: sbatch --constraint='l3-32m&cache-ways'. Nothing is changed.
-#[derive(Args)]
-pub struct AdviseSlurmNode {
-    #[command(flatten)]
-    json: JsonArg,
-}
 
 /// Abilities of a host that are features of their own.
 struct NodeAbilities {
@@ -25,26 +14,25 @@ struct NodeAbilities {
     counts_traffic: bool,
 }
 
-impl AdviseSlurmNode {
-    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let survey = host::survey_host(false)?;
-        let abilities = NodeAbilities {
-            can_divide_caches: survey
-                .resctrl
-                .as_ref()
-                .is_some_and(|resctrl| !resctrl.partitions().is_empty()),
-            counts_misses: survey.capability_survey.level == 1,
-            counts_traffic: survey
-                .resctrl
-                .as_ref()
-                .is_some_and(|resctrl| resctrl.counted_events.has_total_bytes),
-        };
-        let features = node_features(&survey.topology, &abilities);
-        let result = BTreeMap::from([("features", &features)]);
-        session.print_result(self.json.json, &result, || {
-            format!("Features={}\n", features.join(","))
-        })
-    }
+/// Prints the features of this host for its line in slurm.conf.
+pub fn print(session: &Session, as_json: bool) -> anyhow::Result<()> {
+    let survey = host::survey_host(false)?;
+    let abilities = NodeAbilities {
+        can_divide_caches: survey
+            .resctrl
+            .as_ref()
+            .is_some_and(|resctrl| !resctrl.partitions().is_empty()),
+        counts_misses: survey.capability_survey.level == 1,
+        counts_traffic: survey
+            .resctrl
+            .as_ref()
+            .is_some_and(|resctrl| resctrl.counted_events.has_total_bytes),
+    };
+    let features = node_features(&survey.topology, &abilities);
+    let result = BTreeMap::from([("features", &features)]);
+    session.print_result(as_json, &result, || {
+        format!("Features={}\n", features.join(","))
+    })
 }
 
 /// Sizes of the host's last-level caches, their number, the CPUs of each, and its abilities.

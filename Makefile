@@ -114,8 +114,9 @@ repro: build
 	$(RELEASE) repro all $(REPRO) --force -o target/repro
 	@echo 'target/repro/index.html'
 
+# PAGES="auto casc" draws those of these pages only.
 figures: build
-	$(CARGO) run --quiet --locked -p xtask -- results figures $(RELEASE)
+	$(CARGO) run --quiet --locked -p xtask -- results figures $(RELEASE) $(PAGES)
 	$(CARGO) run --quiet --locked -p xtask -- map
 
 # Each part runs even if one before it failed; the last line names the failed parts.

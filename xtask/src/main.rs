@@ -43,7 +43,7 @@ const USAGE: &str = "usage: cargo run -p xtask -- COMMAND
   constants                      print the constants of the policy auto and of the verifier as a table
   results                        generate docs/results/ from its data
   results import FILE.json NAME  import repro's results.json as docs/results/data/NAME.jsonl, then generate
-  results figures BINARY         draw a picture for each page by quick runs of the command BINARY, then generate";
+  results figures BINARY [PAGE...]  draw the pictures of pages by quick runs of the command BINARY, then generate";
 
 fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -64,8 +64,9 @@ fn main() -> ExitCode {
         ["results", "import", file, name] => {
             results::import(root, Path::new(file), name).and_then(|()| results::write(root))
         }
-        ["results", "figures", binary] => {
-            results::draw_figures(root, Path::new(binary)).and_then(|()| results::write(root))
+        ["results", "figures", binary, ref pages @ ..] => {
+            results::draw_figures(root, Path::new(binary), pages)
+                .and_then(|()| results::write(root))
         }
         _ => {
             eprintln!("{USAGE}");

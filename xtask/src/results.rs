@@ -10,7 +10,7 @@
 //! run. The newest figure of each result is shown, and an older one with more seeds beside it,
 //! marked as older.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,9 +18,9 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 
 const RESULTS_DIR: &str = "docs/results";
-/// Below [`RESULTS_DIR`]: a picture for each page, and [`FIGURE_RUN`].
+/// Below [`RESULTS_DIR`]: a picture for each page, and [`FIGURE_RUNS`].
 const FIGURES_DIR: &str = "figures";
-const FIGURE_RUN: &str = "run.json";
+const FIGURE_RUNS: &str = "runs.json";
 /// Columns of a generated line of prose.
 const MAX_COLUMNS: usize = 126;
 const MAX_SENTENCES: usize = 10;
@@ -104,7 +104,7 @@ struct PaperFigure {
     shows: String,
 }
 
-/// Origin of all pictures, which one run draws. It lies beside them, because a picture has no place for a command.
+/// Origin of a picture, which has no place for it.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FigureRun {
@@ -224,38 +224,65 @@ pub fn import(root: &Path, json: &Path, name: &str) -> Result<(), String> {
     fs::write(&path, lines).map_err(error_in_file(&path))
 }
 
-/// Draws the picture of each page by a quick run of `binary`, and stores it as `figures/PAGE.svg`.
+/// Draws the pictures of these pages, or of all if none is named, each by a quick run of `binary`, and stores them as
+/// `figures/PAGE.svg`. Every picture is stored once it is drawn, so that an interruption loses one at most.
 ///
 /// # Errors
-/// The run failed, drew none of the expected name, or a file cannot be read or written.
-pub fn draw_figures(root: &Path, binary: &Path) -> Result<(), String> {
+/// A page is unknown, a run failed or drew none of the expected name, or a file cannot be read or written.
+pub fn draw_figures(root: &Path, binary: &Path, pages: &[&str]) -> Result<(), String> {
     let papers = read_papers(root)?.paper;
-    let drawn_dir = root.join("target/figures");
-    let mut command = Command::new(binary);
-    command
-        .arg("repro")
-        .args(papers.iter().map(|paper| &paper.figure.id))
-        .args(["--quick", "--force", "-o"])
-        .arg(&drawn_dir);
-    let status = command.status().map_err(error_in_file(binary))?;
-    if !status.success() {
-        return Err(format!("{command:?}: {status}"));
+    if let Some(unknown) = pages
+        .iter()
+        .find(|page| !papers.iter().any(|paper| paper.page == **page))
+    {
+        let names: Vec<&str> = papers.iter().map(|paper| paper.page.as_str()).collect();
+        return Err(format!(
+            "found page '{unknown}', expected one of {}",
+            names.join(", ")
+        ));
     }
 
-    let json = drawn_dir.join("results.json");
-    let text = fs::read_to_string(&json).map_err(error_in_file(&json))?;
-    let MeasuredResults { version, date, .. } =
-        serde_json::from_str(&text).map_err(error_in_file(&json))?;
     let dir = root.join(RESULTS_DIR).join(FIGURES_DIR);
     fs::create_dir_all(&dir).map_err(error_in_file(&dir))?;
     for paper in papers {
+        if !pages.is_empty() && !pages.contains(&paper.page.as_str()) {
+            continue;
+        }
+        let drawn_dir = root.join("target/figures").join(&paper.page);
+        let mut command = Command::new(binary);
+        command
+            .args(["repro", &paper.figure.id, "--quick", "--force", "-o"])
+            .arg(&drawn_dir);
+        let status = command.status().map_err(error_in_file(binary))?;
+        if !status.success() {
+            return Err(format!("{command:?}: {status}"));
+        }
+
+        let json = drawn_dir.join("results.json");
+        let text = fs::read_to_string(&json).map_err(error_in_file(&json))?;
+        let MeasuredResults { version, date, .. } =
+            serde_json::from_str(&text).map_err(error_in_file(&json))?;
         let drawn = drawn_dir.join(format!("{}.svg", paper.figure.file));
         let stored = dir.join(format!("{}.svg", paper.page));
         fs::copy(&drawn, stored).map_err(error_in_file(&drawn))?;
+
+        let mut runs = read_figure_runs(root)?;
+        runs.insert(paper.page, FigureRun { date, version });
+        let path = dir.join(FIGURE_RUNS);
+        let text = serde_json::to_string_pretty(&runs).map_err(error_in_file(&path))?;
+        fs::write(&path, text + "\n").map_err(error_in_file(&path))?;
     }
-    let path = dir.join(FIGURE_RUN);
-    let run = serde_json::to_string(&FigureRun { date, version }).map_err(error_in_file(&path))?;
-    fs::write(&path, run + "\n").map_err(error_in_file(&path))
+    Ok(())
+}
+
+/// Origins of the pictures by page; none before the first is drawn.
+fn read_figure_runs(root: &Path) -> Result<BTreeMap<String, FigureRun>, String> {
+    let path = root.join(RESULTS_DIR).join(FIGURES_DIR).join(FIGURE_RUNS);
+    if !path.exists() {
+        return Ok(BTreeMap::new());
+    }
+    let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
+    serde_json::from_str(&text).map_err(error_in_file(&path))
 }
 
 fn error_in_file<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> String + '_ {
@@ -300,10 +327,7 @@ fn read_papers(root: &Path) -> Result<ResultText, String> {
 fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     let path = root.join(RESULTS_DIR).join("findings.toml");
     let result_text = read_papers(root)?;
-    let run_path = root.join(RESULTS_DIR).join(FIGURES_DIR).join(FIGURE_RUN);
-    let run_text = fs::read_to_string(&run_path).map_err(error_in_file(&run_path))?;
-    let figure_run: FigureRun =
-        serde_json::from_str(&run_text).map_err(error_in_file(&run_path))?;
+    let figure_runs = read_figure_runs(root)?;
     let figures = read_figures(root)?;
     if let Some(stray) = figures.iter().find(|figure| {
         !result_text
@@ -349,7 +373,12 @@ fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     for (paper, figures) in &papers {
         pages.push((
             dir.join(format!("{}.md", paper.page)),
-            render_page(paper, figures, &newest_version, &figure_run),
+            render_page(
+                paper,
+                figures,
+                &newest_version,
+                figure_runs.get(&paper.page),
+            ),
         ));
     }
     Ok(pages)
@@ -452,8 +481,7 @@ fn count_cells(figures: &[&ResultRecord], newest: &str) -> String {
 }
 
 fn generator_note() -> String {
-    "Generated by `xtask results` from `data/` and `findings.toml`.\n\n"
-        .to_string()
+    "Generated by `xtask results` from `data/` and `findings.toml`.\n\n".to_string()
 }
 
 /// The pages omit results without a target, because they have no verdict.
@@ -469,7 +497,7 @@ fn render_page(
     paper: &Paper,
     figures: &[&ResultRecord],
     newest: &str,
-    figure_run: &FigureRun,
+    figure_run: Option<&FigureRun>,
 ) -> String {
     let source = wrap(&format!("{}. {}", paper.source, generator_note()), "");
     let mut text = format!("# {}\n\n{source}\n\n", paper.title);
@@ -479,13 +507,13 @@ fn render_page(
         .iter()
         .for_each(|sentence| text.push_str(&format!("{}\n", wrap(&format!("- {sentence}"), "  "))));
 
-    let PaperFigure { id, shows, .. } = &paper.figure;
-    let day = figure_run.date.split('T').next().unwrap_or_default();
-    let version = &figure_run.version;
-    text.push_str(&format!(
-        "\n![{shows}]({FIGURES_DIR}/{}.svg)\n\n`cachemate repro {id} --quick`, {day}, {version}\n",
-        paper.page
-    ));
+    if let Some(FigureRun { date, version }) = figure_run {
+        let PaperFigure { id, shows, .. } = &paper.figure;
+        let (page, day) = (&paper.page, date.split('T').next().unwrap_or_default());
+        text.push_str(&format!(
+            "\n![{shows}]({FIGURES_DIR}/{page}.svg)\n\n`cachemate repro {id} --quick`, {day}, {version}\n"
+        ));
+    }
 
     let figures: Vec<&ResultRecord> = figures
         .iter()
@@ -847,9 +875,6 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join(RESULTS_DIR);
         fs::create_dir_all(dir.join("data")).unwrap();
-        fs::create_dir_all(dir.join(FIGURES_DIR)).unwrap();
-        let run = r#"{"date": "2026-11-21T00:00:00Z", "version": "1"}"#;
-        fs::write(dir.join(FIGURES_DIR).join(FIGURE_RUN), run).unwrap();
         let sentences = vec!["\"It gains.\""; found].join(", ");
         let toml_text = format!(
             "introduction = [\"Read.\"]\n[[paper]]\npage = \"x\"\ntitle = \"X\"\nsource = \"A\"\nids = [\"X-\"]\n\
@@ -920,7 +945,7 @@ mod tests {
         fs::write(&binary, script).unwrap();
         let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(&binary, executable).unwrap();
-        draw_figures(root.path(), &binary).unwrap();
+        draw_figures(root.path(), &binary, &["x"]).unwrap();
         write(root.path()).unwrap();
 
         let dir = root.path().join(RESULTS_DIR);
@@ -938,8 +963,10 @@ mod tests {
             findings.replace("x-1-gain", "x-1-loss"),
         )
         .unwrap();
-        let error = draw_figures(root.path(), &binary).unwrap_err();
+        let error = draw_figures(root.path(), &binary, &[]).unwrap_err();
         assert!(error.contains("x-1-loss.svg: No such file"), "{error}");
+        let error = draw_figures(root.path(), &binary, &["y"]).unwrap_err();
+        assert_eq!(error, "found page 'y', expected one of x");
     }
 
     /// Are ids without a paper, more than ten sentences and damaged lines reported with their place?

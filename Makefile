@@ -4,7 +4,7 @@
 CARGO ?= cargo
 RELEASE = target/release/cachemate
 
-.PHONY: demo test lint build bench repro faults kill soak services kubernetes slurm live lab install image deb deb-daemon rpm deb-test dist wheel nightly fuzz clean help
+.PHONY: demo test lint build bench repro faults kill soak services kubernetes slurm live lab install image deb deb-daemon rpm deb-test dist figures wheel nightly fuzz clean help
 
 help:
 	@echo 'make demo     record real programs here, predict which slow each other down, and plan who shares a cache'
@@ -12,6 +12,7 @@ help:
 	@echo '.ci/run       make test, kills, a sample of every experiment, the wheel, the lab: before a change lands'
 	@echo 'make nightly  every question in full: experiments, kills, faults, soak, fuzzing, lab, Slurm (hours)'
 	@echo 'make repro    every result of the papers, a small run of each (REPRO=--quick; --sample; empty for the full run)'
+	@echo 'make figures  the picture of each page of results, by quick runs, and of the crates'
 	@echo 'make bench    speed: ratios against textbook engines, in one run'
 	@echo 'make faults   a fault at every call of a managed run, and of the real restore: is anything lost?'
 	@echo 'make kill     kill -9 at KILLS random moments (200) of a managed run: is everything as before?'
@@ -112,6 +113,11 @@ REPRO ?= --quick
 repro: build
 	$(RELEASE) repro all $(REPRO) --force -o target/repro
 	@echo 'target/repro/index.html'
+
+# PAGES="auto casc" draws those of these pages only.
+figures: build
+	$(CARGO) run --quiet --locked -p xtask -- results figures $(RELEASE) $(PAGES)
+	$(CARGO) run --quiet --locked -p xtask -- map
 
 # Each part runs even if one before it failed; the last line names the failed parts.
 nightly:

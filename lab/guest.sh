@@ -210,7 +210,7 @@ two_groups() { [ "$(own_groups)" = 2 ]; }
 ways() {
     mount -t resctrl resctrl /mnt/rdt
     doctor --quick
-    same "cachemate finds resctrl where it is mounted" "yes: at /mnt/rdt: 2 caches of 3 ways, 1 or more in one piece a group, 7 groups" \
+    same "cachemate finds resctrl where it is mounted" "yes: at /mnt/rdt: 2 L3 caches of 3 ways, 1 or more in one piece a group, 7 groups" \
         "$(capability 'way masks (resctrl)')"
     pids=''
     for name in a b c; do program "prog-$name" 'exec sleep 100000'; done

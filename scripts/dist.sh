@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes everything that is given to users, in one folder: for x86-64 and arm64 the command with its man pages, completions
-# and recordings, packages for Debian, rpm and Python, a list of the crates in it (SBOM), and SHA256SUMS.
+# and recordings, packages for Debian, rpm and Python, an image for containers, a list of the crates in it with their
+# licenses (SBOM), and SHA256SUMS.
 # Problem: a command that is built on a new distribution does not start on an older one, because it asks for symbols of the
 # new C library. So Zig's compiler links it against the symbols of glibc 2.28 (Debian 10, RHEL 8, Ubuntu 20.04), for both
 # architectures from either. It comes from the Python package index, into TOOLS.
@@ -72,13 +73,16 @@ if command -v rpmbuild >/dev/null 2>&1; then
 else
     not_made 'rpm packages: rpmbuild (package rpm)'
 fi
+image=$out/cachemate-$version-linux-$own.oci.tar
+python3 packaging/kubernetes/image.py "$own_built" "$image" "docker.io/local/cachemate:$version" >"$work/image.txt" 2>&1 ||
+    { rm -f "$image"; not_made "the image: $(tail -n 1 "$work/image.txt")"; }
 scripts/wheel.sh "$own_built" "$tools/wheel" --zig --compatibility manylinux_2_28 >"$work/wheel.txt" 2>&1 ||
     { cat "$work/wheel.txt" >&2; exit 1; }
 cp "$tools"/wheel/*.whl "$out/" 2>/dev/null || not_made "the wheel: $(tail -n 1 "$work/wheel.txt")"
 if cargo cyclonedx --version >/dev/null 2>&1; then
     cargo cyclonedx --quiet --manifest-path crates/cli/Cargo.toml --format json --target "$own-unknown-linux-gnu" \
         --override-filename "cachemate-$version.cdx"
-    mv "crates/cli/cachemate-$version.cdx.json" "$out/"
+    sed "s|file://$PWD|file:///cachemate|g" "crates/cli/cachemate-$version.cdx.json" >"$out/cachemate-$version.cdx.json"
     find crates python benches xtask -name "cachemate-$version.cdx.json" -exec rm {} +
 else
     not_made 'the list of crates (SBOM): cargo install --locked cargo-cyclonedx'

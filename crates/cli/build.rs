@@ -1,7 +1,7 @@
 //! Sets the version of the command, and the fingerprint of the sources on which results depend.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 
 /// Inputs of a simulated result: crates, bundled data, and the versions of dependencies.
@@ -31,20 +31,23 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
 }
 
-/// Sets the version. In release builds, the commit follows, as `git describe` names it. Development builds omit the
-/// commit, because they would otherwise be rebuilt for each commit.
+/// Sets the version. In release builds, the last tag, the number of commits since and the commit follow, as in
+/// `v0.2.0-3-g0123456789ab`; without a tag, the commit alone. Development builds omit them, because they would otherwise
+/// be rebuilt for each commit.
 fn name_version() {
     println!("cargo::rerun-if-env-changed=CACHEMATE_COMMIT");
     let version = env::var("CARGO_PKG_VERSION").unwrap_or_default();
     let released = env::var("PROFILE").is_ok_and(|profile| profile == "release");
     // Sources without their Git history, such as an archive, may provide the commit in this variable.
+    let describe = ["describe", "--tags", "--long", "--always", "--abbrev=12"];
     let commit = env::var("CACHEMATE_COMMIT")
         .ok()
-        .or_else(|| git(&["describe", "--tags", "--always", "--abbrev=12"]).filter(|_| released));
+        .or_else(|| git(&describe).filter(|_| released));
     if released {
-        for file in ["HEAD", "logs/HEAD"]
+        for file in ["HEAD", "logs/HEAD", "refs/tags"]
             .iter()
             .filter_map(|file| git(&["rev-parse", "--git-path", file]))
+            .filter(|file| Path::new(file).exists())
         {
             println!("cargo::rerun-if-changed={file}");
         }

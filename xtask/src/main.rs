@@ -38,7 +38,8 @@ const USAGE: &str = "usage: cargo run -p xtask -- COMMAND
   ci-time accept                 make this run's costs the record
   map                            draw the crates and their dependencies into docs/pictures/crates.svg
   results                        generate docs/results/ from its data
-  results import FILE.json NAME  import repro's results.json as docs/results/data/NAME.jsonl, then generate";
+  results import FILE.json NAME  import repro's results.json as docs/results/data/NAME.jsonl, then generate
+  results figures BINARY [PAGE...]  draw the pictures of pages by quick runs of the command BINARY, then generate";
 
 fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -57,6 +58,10 @@ fn main() -> ExitCode {
         ["results"] => results::write(root),
         ["results", "import", file, name] => {
             results::import(root, Path::new(file), name).and_then(|()| results::write(root))
+        }
+        ["results", "figures", binary, ref pages @ ..] => {
+            results::draw_figures(root, Path::new(binary), pages)
+                .and_then(|()| results::write(root))
         }
         _ => {
             eprintln!("{USAGE}");

@@ -10,13 +10,17 @@
 //! run. The newest figure of each result is shown, and an older one with more seeds beside it,
 //! marked as older.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
 const RESULTS_DIR: &str = "docs/results";
+/// Below [`RESULTS_DIR`]: a picture for each page, and [`FIGURE_RUNS`].
+const FIGURES_DIR: &str = "figures";
+const FIGURE_RUNS: &str = "runs.json";
 /// Columns of a generated line of prose.
 const MAX_COLUMNS: usize = 126;
 const MAX_SENTENCES: usize = 10;
@@ -84,7 +88,28 @@ struct Paper {
     source: String,
     /// Ids of the paper's results: prefixes such as `AV-`, or whole ids.
     ids: Vec<String>,
+    figure: PaperFigure,
     findings: Vec<String>,
+}
+
+/// The picture of a page: one that `cachemate repro` draws.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PaperFigure {
+    /// The result whose quick run draws it.
+    id: String,
+    /// File name that `repro` gives it, without its extension.
+    file: String,
+    /// What it shows, for readers who do not see it.
+    shows: String,
+}
+
+/// Origin of a picture, which has no place for it.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FigureRun {
+    date: String,
+    version: String,
 }
 
 impl Paper {
@@ -199,6 +224,67 @@ pub fn import(root: &Path, json: &Path, name: &str) -> Result<(), String> {
     fs::write(&path, lines).map_err(error_in_file(&path))
 }
 
+/// Draws the pictures of these pages, or of all if none is named, each by a quick run of `binary`, and stores them as
+/// `figures/PAGE.svg`. Every picture is stored once it is drawn, so that an interruption loses one at most.
+///
+/// # Errors
+/// A page is unknown, a run failed or drew none of the expected name, or a file cannot be read or written.
+pub fn draw_figures(root: &Path, binary: &Path, pages: &[&str]) -> Result<(), String> {
+    let papers = read_papers(root)?.paper;
+    if let Some(unknown) = pages
+        .iter()
+        .find(|page| !papers.iter().any(|paper| paper.page == **page))
+    {
+        let names: Vec<&str> = papers.iter().map(|paper| paper.page.as_str()).collect();
+        return Err(format!(
+            "found page '{unknown}', expected one of {}",
+            names.join(", ")
+        ));
+    }
+
+    let dir = root.join(RESULTS_DIR).join(FIGURES_DIR);
+    fs::create_dir_all(&dir).map_err(error_in_file(&dir))?;
+    for paper in papers {
+        if !pages.is_empty() && !pages.contains(&paper.page.as_str()) {
+            continue;
+        }
+        let drawn_dir = root.join("target/figures").join(&paper.page);
+        let mut command = Command::new(binary);
+        command
+            .args(["repro", &paper.figure.id, "--quick", "--force", "-o"])
+            .arg(&drawn_dir);
+        let status = command.status().map_err(error_in_file(binary))?;
+        if !status.success() {
+            return Err(format!("{command:?}: {status}"));
+        }
+
+        let json = drawn_dir.join("results.json");
+        let text = fs::read_to_string(&json).map_err(error_in_file(&json))?;
+        let MeasuredResults { version, date, .. } =
+            serde_json::from_str(&text).map_err(error_in_file(&json))?;
+        let drawn = drawn_dir.join(format!("{}.svg", paper.figure.file));
+        let stored = dir.join(format!("{}.svg", paper.page));
+        fs::copy(&drawn, stored).map_err(error_in_file(&drawn))?;
+
+        let mut runs = read_figure_runs(root)?;
+        runs.insert(paper.page, FigureRun { date, version });
+        let path = dir.join(FIGURE_RUNS);
+        let text = serde_json::to_string_pretty(&runs).map_err(error_in_file(&path))?;
+        fs::write(&path, text + "\n").map_err(error_in_file(&path))?;
+    }
+    Ok(())
+}
+
+/// Origins of the pictures by page; none before the first is drawn.
+fn read_figure_runs(root: &Path) -> Result<BTreeMap<String, FigureRun>, String> {
+    let path = root.join(RESULTS_DIR).join(FIGURES_DIR).join(FIGURE_RUNS);
+    if !path.exists() {
+        return Ok(BTreeMap::new());
+    }
+    let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
+    serde_json::from_str(&text).map_err(error_in_file(&path))
+}
+
 fn error_in_file<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> String + '_ {
     move |error| format!("{}: {error}", path.display())
 }
@@ -231,11 +317,17 @@ fn read_figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
     Ok(records)
 }
 
+fn read_papers(root: &Path) -> Result<ResultText, String> {
+    let path = root.join(RESULTS_DIR).join("findings.toml");
+    let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
+    toml::from_str(&text).map_err(error_in_file(&path))
+}
+
 /// The path and the text of each page.
 fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     let path = root.join(RESULTS_DIR).join("findings.toml");
-    let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
-    let result_text: ResultText = toml::from_str(&text).map_err(error_in_file(&path))?;
+    let result_text = read_papers(root)?;
+    let figure_runs = read_figure_runs(root)?;
     let figures = read_figures(root)?;
     if let Some(stray) = figures.iter().find(|figure| {
         !result_text
@@ -281,7 +373,12 @@ fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     for (paper, figures) in &papers {
         pages.push((
             dir.join(format!("{}.md", paper.page)),
-            render_page(paper, figures, &newest_version),
+            render_page(
+                paper,
+                figures,
+                &newest_version,
+                figure_runs.get(&paper.page),
+            ),
         ));
     }
     Ok(pages)
@@ -384,8 +481,7 @@ fn count_cells(figures: &[&ResultRecord], newest: &str) -> String {
 }
 
 fn generator_note() -> String {
-    "Generated from `data/` and `findings.toml` by `cargo run -p xtask -- results`; edit those.\n\n"
-        .to_string()
+    "Generated by `xtask results` from `data/` and `findings.toml`.\n\n".to_string()
 }
 
 /// The pages omit results without a target, because they have no verdict.
@@ -397,7 +493,12 @@ fn is_missed(figure: &ResultRecord) -> bool {
     figure.verdict.as_deref() == Some("missed")
 }
 
-fn render_page(paper: &Paper, figures: &[&ResultRecord], newest: &str) -> String {
+fn render_page(
+    paper: &Paper,
+    figures: &[&ResultRecord],
+    newest: &str,
+    figure_run: Option<&FigureRun>,
+) -> String {
     let source = wrap(&format!("{}. {}", paper.source, generator_note()), "");
     let mut text = format!("# {}\n\n{source}\n\n", paper.title);
     text.push_str("## Findings\n\n");
@@ -405,6 +506,14 @@ fn render_page(paper: &Paper, figures: &[&ResultRecord], newest: &str) -> String
         .findings
         .iter()
         .for_each(|sentence| text.push_str(&format!("{}\n", wrap(&format!("- {sentence}"), "  "))));
+
+    if let Some(FigureRun { date, version }) = figure_run {
+        let PaperFigure { id, shows, .. } = &paper.figure;
+        let (page, day) = (&paper.page, date.split('T').next().unwrap_or_default());
+        text.push_str(&format!(
+            "\n![{shows}]({FIGURES_DIR}/{page}.svg)\n\n`cachemate repro {id} --quick`, {day}, {version}\n"
+        ));
+    }
 
     let figures: Vec<&ResultRecord> = figures
         .iter()
@@ -769,6 +878,7 @@ mod tests {
         let sentences = vec!["\"It gains.\""; found].join(", ");
         let toml_text = format!(
             "introduction = [\"Read.\"]\n[[paper]]\npage = \"x\"\ntitle = \"X\"\nsource = \"A\"\nids = [\"X-\"]\n\
+             figure = {{ id = \"X-1\", file = \"x-1-gain\", shows = \"Gain\" }}\n\
              findings = [{sentences}]\n"
         );
         fs::write(dir.join("findings.toml"), toml_text).unwrap();
@@ -820,6 +930,43 @@ mod tests {
             2,
             "an edited figure and a stray page"
         );
+    }
+
+    /// Does each page show the picture that the command draws, with its command, day and version, and is a picture that
+    /// was not drawn an error that names it?
+    #[test]
+    fn a_page_shows_the_picture_that_the_command_drew() {
+        let root = sample_project(1);
+        let binary = root.path().join("repro.sh");
+        let script = format!(
+            "#!/bin/sh\n[ \"$1 $2 $3\" = 'repro X-1 --quick' ] || exit 2\nmkdir -p \"$6\"\n\
+             echo '{REPRO}' >\"$6/results.json\"\necho drawn >\"$6/x-1-gain.svg\"\n"
+        );
+        fs::write(&binary, script).unwrap();
+        let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(&binary, executable).unwrap();
+        draw_figures(root.path(), &binary, &["x"]).unwrap();
+        write(root.path()).unwrap();
+
+        let dir = root.path().join(RESULTS_DIR);
+        assert_eq!(
+            fs::read_to_string(dir.join("figures/x.svg")).unwrap(),
+            "drawn\n"
+        );
+        let page = fs::read_to_string(dir.join("x.md")).unwrap();
+        let picture = "![Gain](figures/x.svg)\n\n`cachemate repro X-1 --quick`, 2026-11-22, 2\n";
+        assert!(page.contains(picture), "{page}");
+
+        let findings = fs::read_to_string(dir.join("findings.toml")).unwrap();
+        fs::write(
+            dir.join("findings.toml"),
+            findings.replace("x-1-gain", "x-1-loss"),
+        )
+        .unwrap();
+        let error = draw_figures(root.path(), &binary, &[]).unwrap_err();
+        assert!(error.contains("x-1-loss.svg: No such file"), "{error}");
+        let error = draw_figures(root.path(), &binary, &["y"]).unwrap_err();
+        assert_eq!(error, "found page 'y', expected one of x");
     }
 
     /// Are ids without a paper, more than ten sentences and damaged lines reported with their place?

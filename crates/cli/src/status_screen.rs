@@ -456,7 +456,7 @@ mod tests {
         let (width, height) = (columns * 8 + 24, lines * 18 + 20);
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
-             role=\"img\" aria-label=\"cachemate top: services, caches with their programs, and the last decision\" \
+             style=\"max-width:100%;height:auto\" role=\"img\" aria-label=\"cachemate top: services, caches with their programs, and the last decision\" \
              font-family=\"DejaVu Sans Mono, Menlo, Consolas, monospace\" font-size=\"13\">\n\
              <rect width=\"{width}\" height=\"{height}\" rx=\"8\" fill=\"#1d2430\"/>\n"
         );

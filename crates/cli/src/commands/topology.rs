@@ -124,11 +124,7 @@ fn render_topology(result: &TopologyResult, topology: &MachineTopology) -> Strin
             value_or_dash(cache.size_bytes.map(format_size)),
             value_or_dash(cache.ways.map(|ways| ways.to_string())),
             value_or_dash(cache.line_bytes.map(|bytes| bytes.to_string())),
-            if cache.last_level {
-                "shared last level".to_string()
-            } else {
-                String::new()
-            },
+            describe_level(cache.last_level, topology, cache.cache).to_string(),
         ]);
     }
     let online_count = topology.online().count() as usize;
@@ -154,4 +150,14 @@ fn render_topology(result: &TopologyResult, topology: &MachineTopology) -> Strin
         format_count_of(count_distinct(|cpu| (cpu.memory_node, 0)), "memory node"),
         table.text()
     )
+}
+
+/// A last level may belong to one CPU, as where the other CPUs of a cache are offline.
+fn describe_level(is_last: bool, topology: &MachineTopology, number: u32) -> &'static str {
+    let cache = topology.caches.iter().find(|cache| cache.id.0 == number);
+    match cache {
+        _ if !is_last => "",
+        Some(cache) if cache.cpus.count() < 2 => "last level, of one CPU",
+        _ => "shared last level",
+    }
 }

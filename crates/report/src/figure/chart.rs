@@ -216,6 +216,10 @@ fn line_class(color: usize, is_dashed: bool) -> String {
     format!("l s{}{dash}", color % COLORS)
 }
 
+/// A page on a telephone (375 pixels) shows this much of a figure until it is scrolled, and a legend that ends behind it
+/// would hide which series there are.
+const MAX_LEGEND_WIDTH: f64 = 360.0;
+
 /// Draws names and colors of the series, wrapped to the width, and returns the y below them. A single series needs no
 /// legend.
 pub(super) fn draw_legend(svg: &mut Svg, entries: &[(&str, usize, bool)], top: f64) -> f64 {
@@ -223,7 +227,7 @@ pub(super) fn draw_legend(svg: &mut Svg, entries: &[(&str, usize, bool)], top: f
         return top;
     }
 
-    let width = svg.width();
+    let width = svg.width().min(MAX_LEGEND_WIDTH);
     let (mut x, mut y) = (14.0, top + 8.0);
     for (name, color, is_dashed) in entries {
         let entry_width = 34.0 + text_width(name);

@@ -210,3 +210,32 @@ fn a_name_keeps_its_color_and_many_series_are_distinct() {
     check(count("l s0 d"), expect!["1"]);
     check(count("l s7"), expect!["1"]);
 }
+
+/// Does the legend of a wide figure end within the part that a telephone shows, so that no series is hidden?
+#[test]
+fn a_legend_fits_into_a_narrow_window() {
+    let names = [
+        "balance sets: throughput gain %",
+        "of which mix %",
+        "random",
+        "worst",
+    ];
+    let series = names.map(|name| Series {
+        name: name.into(),
+        points: vec![ChartPoint::new(1.0, 1.0)],
+        ..Series::default()
+    });
+    let chart = Chart {
+        series: series.into(),
+        size: Some((860.0, 400.0)),
+        ..Chart::default()
+    };
+    let svg = chart.svg();
+    for name in names {
+        let (before, _) = svg.split_once(&format!(">{name}</text>")).expect(name);
+        let (_, x) = before.rsplit_once("x=\"").expect("the text has a place");
+        let left: f64 = x.split('"').next().unwrap().parse().unwrap();
+        let right = left + 7.4 * name.chars().count() as f64;
+        assert!(right <= 375.0, "{name} ends at {right}");
+    }
+}

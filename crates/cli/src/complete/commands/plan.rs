@@ -176,6 +176,13 @@ impl PlanArgs {
             numbers = kernel_cpus.iter().map(|cpu| cpu.cpu).collect();
             placement.renumber_cpus(&numbers);
             commands = describe_pinning(&placement, &machine.topology(), &kernel_cpus);
+        } else if machine.contexts_per_core > 1 {
+            // Linux usually numbers the second contexts of all cores after the first ones.
+            commands = format!(
+                "CPUs of {} are numbered core by core, and a kernel may number them otherwise: \
+                 '-m host' prints what to paste\n",
+                machine.name
+            );
         }
         let search = match &basis {
             PlanBasis::Measured { .. } => None,

@@ -14,6 +14,7 @@ use std::path::Path;
 
 use cachemate_core::{BandwidthSupport, BandwidthUnit, CacheId, CacheLevel};
 
+use super::count_text;
 use super::masks::Schemata;
 use super::mount::{has_mount_option, read_number};
 use crate::MissingFacility;
@@ -128,6 +129,9 @@ impl BandwidthResource {
             true => "; two threads of a core get the smaller of their limits",
             false => "",
         };
-        format!("{} caches, {range}{whole_cores}", self.domains.len())
+        format!(
+            "{}, {range}{whole_cores}",
+            count_text(self.domains.len(), "cache")
+        )
     }
 }

@@ -242,6 +242,12 @@ fn read_constraints(
     Ok((limits, read_number(kernel, &dir.join("num_closids"))?))
 }
 
+/// `1 cache`, `2 caches`.
+pub(crate) fn count_text(count: usize, name: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {name}{plural}")
+}
+
 /// The class of devices, and its ways by domain.
 fn read_io_alloc(kernel: &dyn Kernel, dir: &Path) -> (IoAlloc, BTreeMap<u32, IndexSet>) {
     let state = match kernel
@@ -415,34 +421,48 @@ impl Resctrl {
     /// # Errors
     /// No cache can be partitioned; the reason is included.
     pub fn describe_ways(&self) -> Result<String, MissingFacility> {
-        let Some(first_cache) = self.caches.first() else {
+        if self.caches.is_empty() {
             let remedy = "a processor with Intel CAT, AMD QoS or Arm MPAM";
             return Err(MissingFacility::absent(
                 format!("{}: no cache can be divided", self.mount.display()),
                 Some(remedy),
             ));
-        };
-        let ResctrlCache {
-            ways,
-            min_ways,
-            must_be_contiguous,
-            ..
-        } = first_cache;
-        let (cache_count, mount) = (self.caches.len(), self.mount.display());
-        let contiguity = if *must_be_contiguous {
-            " in one piece"
-        } else {
-            ""
-        };
+        }
         let free_groups = self.free_groups()?;
-        let separate_code = if first_cache.is_code_separate {
-            ", code and data alike (CDP)"
-        } else {
-            ""
-        };
+
+        let mut kinds: Vec<(String, String, usize)> = Vec::new();
+        for cache in &self.caches {
+            let contiguity = match cache.must_be_contiguous {
+                true => " in one piece",
+                false => "",
+            };
+            let separate_code = match cache.is_code_separate {
+                true => ", code and data alike (CDP)",
+                false => "",
+            };
+            let (name, limits) = (
+                format!("{:?} cache", cache.level),
+                format!(
+                    "of {} ways, {} or more{contiguity} a group{separate_code}",
+                    cache.ways, cache.min_ways
+                ),
+            );
+            match kinds.iter_mut().find(|(other_name, other_limits, _)| {
+                *other_name == name && *other_limits == limits
+            }) {
+                Some((.., count)) => *count += 1,
+                None => kinds.push((name, limits, 1)),
+            }
+        }
+        let kinds: Vec<String> = kinds
+            .iter()
+            .map(|(name, limits, count)| format!("{} {limits}", count_text(*count, name)))
+            .collect();
         Ok(format!(
-            "at {mount}: {cache_count} caches of {ways} ways, {min_ways} or more{contiguity} a group{separate_code}, \
-             {free_groups} groups"
+            "at {}: {}, {}",
+            self.mount.display(),
+            kinds.join("; "),
+            count_text(free_groups as usize, "group")
         ))
     }
 

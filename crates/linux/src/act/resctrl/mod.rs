@@ -19,6 +19,7 @@ mod occupancy;
 mod ways;
 
 pub use bandwidth::BandwidthResource;
+pub(crate) use info::count_text;
 pub use info::{IoAlloc, MonitoredEvents, Resctrl, ResctrlCache, find};
 pub(crate) use masks::MEMORY_BANDWIDTH;
 pub use masks::Schemata;

@@ -110,7 +110,7 @@ fn the_guests_trees_are_read() {
         [0, 1]
     );
     assert_eq!(guest.caches[0].shared_with_io.to_string(), "2");
-    let words = "at /mnt/rdt: 2 caches of 3 ways, 1 or more in one piece a group, 7 groups";
+    let words = "at /mnt/rdt: 2 L3 caches of 3 ways, 1 or more in one piece a group, 7 groups";
     assert_eq!(guest.describe_ways().unwrap(), words);
     assert!(guest.monitored_caches.is_empty());
 

@@ -6,13 +6,14 @@
 //! ways that devices fill are compared with the masks of all groups. Property: read-only.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use cachemate_core::{Ability, IndexSet};
 
 use super::{CapabilityCheck, build_check};
 use crate::MissingFacility;
 use crate::act::resctrl::{
-    IoAlloc, MEMORY_BANDWIDTH, MonitorGroup, Resctrl, describe_holders, groups,
+    IoAlloc, MEMORY_BANDWIDTH, MonitorGroup, Resctrl, count_text, describe_holders, groups,
     list_monitor_groups, missing_traffic,
 };
 use crate::kernel::Kernel;
@@ -67,14 +68,21 @@ pub(super) fn check_monitoring(kernel: &dyn Kernel, resctrl: &FoundResctrl) -> C
                 let remedy = "Linux 6.11 or later, or firmware without sub-NUMA clusters";
                 return Err(MissingFacility::unusable(reason, Some(remedy)));
             }
-            if names.is_empty() || resctrl.monitored_caches.is_empty() {
+            if names.is_empty() {
                 let reason = format!("{mount}: nothing is counted");
                 return Err(MissingFacility::absent(reason, Some("Intel CMT and MBM")));
             }
+            let names = names.join(", ");
+            if resctrl.monitored_caches.is_empty() {
+                let reason = format!(
+                    "{mount}: {names}, but mon_data has no L3 cache that the kernel describes"
+                );
+                let remedy = "a kernel that lists its L3 caches in /sys/devices/system/cpu";
+                return Err(MissingFacility::unusable(reason, Some(remedy)));
+            }
             let mut text = format!(
-                "at {mount}: {} of {} caches",
-                names.join(", "),
-                resctrl.monitored_caches.len()
+                "at {mount}: {names} of {}",
+                count_text(resctrl.monitored_caches.len(), "cache")
             );
             if let Some(assignment) = &resctrl.counter_assignment {
                 let sum = |counts: &BTreeMap<u32, u32>| counts.values().sum::<u32>();
@@ -216,20 +224,21 @@ pub(super) fn check_io_ways(kernel: &dyn Kernel, resctrl: &FoundResctrl) -> Capa
                     ),
                 });
             }
-            let names = groups::list_groups(kernel, &resctrl.mount).unwrap_or_default();
-            let mut sharers: BTreeSet<String> = BTreeSet::new();
-            for name in names {
-                let schemata = groups::read_schemata(kernel, &resctrl.mount.join(&name));
-                let shares_ways = schemata.is_some_and(|schemata| {
+            let shares_ways = |group: &Path| {
+                let schemata = groups::read_schemata(kernel, group);
+                schemata.is_some_and(|schemata| {
                     with_devices.iter().any(|cache| {
                         let mask = schemata.mask_of(cache.level, cache.domain);
                         mask.is_some_and(|mask| mask.intersects(&cache.shared_with_io))
                     })
-                });
-                if shares_ways {
-                    sharers.insert(format!("/{name}"));
-                }
-            }
+                })
+            };
+            let names = groups::list_groups(kernel, &resctrl.mount).unwrap_or_default();
+            let sharers: BTreeSet<String> = names
+                .into_iter()
+                .filter(|name| shares_ways(&resctrl.mount.join(name)))
+                .map(|name| format!("/{name}"))
+                .collect();
             let ways: BTreeSet<&IndexSet> = with_devices
                 .iter()
                 .map(|cache| &cache.shared_with_io)
@@ -239,10 +248,14 @@ pub(super) fn check_io_ways(kernel: &dyn Kernel, resctrl: &FoundResctrl) -> Capa
                 Some(IoAlloc::Enabled) => "io_alloc is enabled: devices fill",
                 _ => "devices fill",
             };
+            let noun = match ways.iter().all(|text| text.parse::<u32>().is_ok()) {
+                true => "way",
+                false => "ways",
+            };
             let mut text = format!(
-                "{source} ways {} of {} caches",
+                "{source} {noun} {} of {}",
                 ways.join(" or "),
-                with_devices.len()
+                count_text(with_devices.len(), "cache")
             );
             text += match with_devices
                 .iter()
@@ -252,7 +265,10 @@ pub(super) fn check_io_ways(kernel: &dyn Kernel, resctrl: &FoundResctrl) -> Capa
                 false => ", which plans give out last",
             };
             if sharers.is_empty() {
-                text += "; of all groups, only the root group may share them";
+                text += match shares_ways(&resctrl.mount) {
+                    true => "; of all groups, only the root group may share them",
+                    false => "; no group's mask has them",
+                };
             } else {
                 const MAX_NAMES: usize = 5;
                 let names: Vec<&str> = sharers.iter().map(String::as_str).take(MAX_NAMES).collect();

@@ -128,11 +128,14 @@ fn trees() -> Vec<(&'static str, String)> {
         ),
         (
             "L2 and L3, code and data of L2 apart (recorded)",
-            machine_tree_of(3, &[0], 2)
+            machine_tree_of(2, &[0, 1, 2, 3], 2)
+                + &machine_tree_of(3, &[0], 8)
                 + &cache_info("L3", "fff", "400", "0=SXSSSSSSSSSS", "4")
                 + &cache_info("L2CODE", "fffff", "0", "0=SSSSSSSSSSSSSSSSSSSS", "4")
                 + &cache_info("L2DATA", "fffff", "0", "0=SSSSSSSSSSSSSSSSSSSS", "4")
-                + &l3_files("    L3:0=00fff\nL2DATA:0=fffff\nL2CODE:0=fffff"),
+                + &l3_files(
+                    "    L3:0=00fff\nL2DATA:0=fffff;1=fffff;2=fffff;3=fffff\nL2CODE:0=fffff;1=fffff;2=fffff;3=fffff",
+                ),
         ),
         (
             "L2, L3 and bandwidth, two threads of a core throttled alike (recorded)",

@@ -176,7 +176,7 @@ enum OpenChange {
     Proposed {
         origin: ProposalOrigin,
         layout_before: SiteLayout,
-        plan_before: DecidedPlan,
+        plan_before: Box<DecidedPlan>,
     },
     /// Fewer CPUs for a program that breaks a promise.
     Throttle,
@@ -372,7 +372,7 @@ impl Auto {
         // The plan of a search stays in force.
         let is_restored =
             outcome == VerificationOutcome::Interrupted && origin != ProposalOrigin::Plan;
-        is_restored.then_some(plan_before)
+        is_restored.then_some(*plan_before)
     }
 
     /// Observes the window. Returns whether events were counted.
@@ -634,7 +634,7 @@ impl Auto {
         self.open_change = Some(OpenChange::Proposed {
             origin: proposal.origin,
             layout_before: proposal.layout_before,
-            plan_before,
+            plan_before: Box::new(plan_before),
         });
         self.measured_windows
             .restart(self.parameters.warmup_windows);
@@ -964,7 +964,7 @@ mod tests {
             policy.open_change = Some(OpenChange::Proposed {
                 origin,
                 layout_before: SiteLayout::default(),
-                plan_before: DecidedPlan(before.clone()),
+                plan_before: Box::new(DecidedPlan(before.clone())),
             });
             assert_eq!(
                 decide_window(&mut policy, window_fixture(2), &after, &verdict)

@@ -403,7 +403,7 @@ fn a_limit_ends_with_its_program() {
         scene.policy.open_change = is_measuring.then(|| OpenChange::Proposed {
             origin: ProposalOrigin::Plan,
             layout_before: SiteLayout::default(),
-            plan_before: DecidedPlan(Plan::idle(WindowLength::Time { ns: 1 })),
+            plan_before: Box::new(DecidedPlan(Plan::idle(WindowLength::Time { ns: 1 }))),
         });
         assert_eq!(scene.decide(|_| {}), [(1, 0, 50)]);
         assert_eq!(scene.decide(end_process(1)), []);

@@ -40,7 +40,7 @@ enum ProbeStage {
 }
 
 enum ProbeWork {
-    CoRun(CoRunProbe),
+    CoRun(Box<CoRunProbe>),
     Attached(AttachedProbe),
 }
 
@@ -52,7 +52,9 @@ impl ProbeWork {
     ) -> Result<Self, ProbeRefusal> {
         match probe_kind {
             ProbeKind::CoRunRows { .. } | ProbeKind::PairedRows { .. } => {
-                CoRunProbe::new(probe_kind, id, machine).map(ProbeWork::CoRun)
+                CoRunProbe::new(probe_kind, id, machine)
+                    .map(Box::new)
+                    .map(ProbeWork::CoRun)
             }
             _ => AttachedProbe::new(probe_kind, machine).map(ProbeWork::Attached),
         }

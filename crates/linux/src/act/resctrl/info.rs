@@ -430,7 +430,7 @@ impl Resctrl {
         }
         let free_groups = self.free_groups()?;
 
-        let mut kinds: Vec<(String, String, usize)> = Vec::new();
+        let mut kinds: BTreeMap<(String, String), usize> = BTreeMap::new();
         for cache in &self.caches {
             let contiguity = match cache.must_be_contiguous {
                 true => " in one piece",
@@ -440,23 +440,17 @@ impl Resctrl {
                 true => ", code and data alike (CDP)",
                 false => "",
             };
-            let (name, limits) = (
-                format!("{:?} cache", cache.level),
-                format!(
-                    "of {} ways, {} or more{contiguity} a group{separate_code}",
-                    cache.ways, cache.min_ways
-                ),
+            let limits = format!(
+                "of {} ways, {} or more{contiguity} a group{separate_code}",
+                cache.ways, cache.min_ways
             );
-            match kinds.iter_mut().find(|(other_name, other_limits, _)| {
-                *other_name == name && *other_limits == limits
-            }) {
-                Some((.., count)) => *count += 1,
-                None => kinds.push((name, limits, 1)),
-            }
+            *kinds
+                .entry((format!("{:?} cache", cache.level), limits))
+                .or_default() += 1;
         }
         let kinds: Vec<String> = kinds
             .iter()
-            .map(|(name, limits, count)| format!("{} {limits}", count_text(*count, name)))
+            .map(|((name, limits), count)| format!("{} {limits}", count_text(*count, name)))
             .collect();
         Ok(format!(
             "at {}: {}, {}",

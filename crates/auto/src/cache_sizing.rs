@@ -24,11 +24,10 @@ mod trace_planner;
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Ability, CacheId, CacheShare, CoRunPenalty, Decision, GroupId, PartitionSupport, Plan, Policy,
-    ProbeRequest, ProcessId, Profiles, ProposedChange, Reason, ShareMember, TaskId, TaskSample,
-    Verification, VerificationMethod, VerificationOutcome, View, WindowLength,
+    Ability, CacheId, CacheShare, CoRunPenalty, Decision, GroupId, PageMigration, PartitionSupport,
+    Plan, Policy, ProbeRequest, ProcessId, Profiles, ProposedChange, Reason, ShareMember, TaskId,
+    TaskSample, Verification, VerificationMethod, VerificationOutcome, View, WindowLength,
 };
-use cachemate_papers::partition::MigrationMode;
 use cachemate_papers::partition::demand_curve::DemandCurve;
 use cachemate_papers::partition::partitioned_cache::{
     CacheProcess, HomeCaches, PartitionedCache, SharingGroup,
@@ -48,7 +47,7 @@ use trace_planner::{TracePlanner, TraceTerms};
 pub struct Parameters {
     pub window_ns: u64,
     pub objective: SizingObjective,
-    pub page_migration: MigrationMode,
+    pub page_migration: PageMigration,
     /// Number of entries of a trace; 0 if curves come from another source.
     pub trace_entries: u32,
     /// Whether instruction fetches are traced too; without them, the curve of a program with much code is too low.
@@ -78,7 +77,7 @@ impl Default for Parameters {
         Parameters {
             window_ns: 100_000_000,
             objective: SizingObjective::default(),
-            page_migration: MigrationMode::All,
+            page_migration: PageMigration::All,
             trace_entries: 163_840,
             trace_code: true,
             trace_budget_ns: 1_000_000_000,
@@ -209,7 +208,7 @@ impl CacheSizing {
         domain: &PartitionedCache<'_>,
         interrupted_change: Option<&(CacheId, Vec<CacheShare>)>,
     ) -> Vec<CacheShare> {
-        let undivided_shares = || domain.undivided_shares(self.parameters.page_migration.into());
+        let undivided_shares = || domain.undivided_shares(self.parameters.page_migration);
         let restored = interrupted_change.filter(|(cache, _)| *cache == domain.cache.id);
         let shares = match restored {
             Some((_, before)) => domain.surviving_shares(before),
@@ -437,7 +436,7 @@ fn plan_shares(
             units: group.units,
         })
         .collect();
-    Some(domain.divide(&groups, current_shares, parameters.page_migration.into()))
+    Some(domain.divide(&groups, current_shares, parameters.page_migration))
 }
 
 fn explain_allocation(
@@ -581,10 +580,7 @@ impl SizingForecast<'_> {
         let score_of = |performances: &[(f64, f64)]| objective.score(self.claimants, performances);
         let mut candidates = vec![proposed_shares];
         if !self.domain.is_undivided(current_shares) {
-            candidates.push(
-                self.domain
-                    .undivided_shares(parameters.page_migration.into()),
-            );
+            candidates.push(self.domain.undivided_shares(parameters.page_migration));
         }
         let candidate_forecasts: Option<Vec<_>> = candidates
             .iter()

@@ -119,7 +119,7 @@ fn a_replay_reports_divergence_and_slow_actions_stay_pending() {
     );
     let mut run = ControlLoop::new(
         machine,
-        Vec::new(),
+        ProfilerChain::default(),
         Box::new(NullPredictor),
         "keep",
         KeepPlanPolicy,

@@ -100,7 +100,8 @@ impl Units {
 }
 
 /// The pages that move when a process gets other colors.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum PageMigration {
     /// New pages only.
     Never,
@@ -109,6 +110,7 @@ pub enum PageMigration {
     /// Pages are moved at once, the most used ones first.
     HotFirst,
     /// Every page is moved at once.
+    #[default]
     All,
 }
 

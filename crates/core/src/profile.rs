@@ -111,8 +111,8 @@ facts! {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Profile {
-    /// The process whose address space it runs in, from which the profiles show the shares of processes; set by the
-    /// loop.
+    /// The process whose address space it runs in, from which the profiles show the shares of processes; set by
+    /// [`ProfilerChain`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub process: Option<ProcessId>,
     /// Incremented at each phase change, which drops the evidence of older phases.
@@ -312,6 +312,52 @@ pub trait Profiler {
 pub trait ProfileRecall {
     /// Observes a window and returns the profiles with recalled facts, or `None` if there is nothing to recall.
     fn recall(&mut self, observation: &Observation, measured: &Profiles) -> Option<Profiles>;
+}
+
+/// Profilers in their order, and the recall after them: the step between observations and a policy.
+#[derive(Default)]
+pub struct ProfilerChain {
+    /// Run in this order after every window; each adds to the profiles.
+    pub profilers: Vec<Box<dyn Profiler>>,
+    /// Completes the profiles for the policy; `None` if the policy gets them as measured.
+    pub recall: Option<Box<dyn ProfileRecall>>,
+    measured_profiles: Profiles,
+    recalled_profiles: Option<Profiles>,
+}
+
+impl ProfilerChain {
+    /// Profilers that have observed nothing yet.
+    pub fn new(profilers: Vec<Box<dyn Profiler>>, recall: Option<Box<dyn ProfileRecall>>) -> Self {
+        ProfilerChain {
+            profilers,
+            recall,
+            ..ProfilerChain::default()
+        }
+    }
+
+    /// Passes one more window to the profilers, and returns the updated profiles: measured facts, then recalled ones.
+    pub fn update(&mut self, observation: &Observation) -> &Profiles {
+        for profiler in &mut self.profilers {
+            profiler.update(observation, &mut self.measured_profiles);
+        }
+        for task in &observation.tasks {
+            if let Some(profile) = self.measured_profiles.get_mut(&task.task) {
+                profile.process = Some(task.process);
+            }
+        }
+        self.recalled_profiles = self
+            .recall
+            .as_mut()
+            .and_then(|recall| recall.recall(observation, &self.measured_profiles));
+        self.profiles()
+    }
+
+    /// After the last window, as a policy receives them.
+    pub fn profiles(&self) -> &Profiles {
+        self.recalled_profiles
+            .as_ref()
+            .unwrap_or(&self.measured_profiles)
+    }
 }
 
 /// A predictor forecasts the effect of a plan before it is tried. It is pure.

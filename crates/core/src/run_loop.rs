@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use crate::check::{PlanError, check_plan};
 use crate::{
     Capabilities, CounterEvent, CpuSet, Decision, Estimate, Forecast, Machine, MachineError,
-    Observation, PipelineConfig, Plan, Policy, Predictor, ProfileRecall, Profiler, Profiles,
-    PromiseReport, PromiseTracker, TaskId, TaskSample, Topology, View, WindowEnd, WindowLength,
+    Observation, PipelineConfig, Plan, Policy, Predictor, ProfilerChain, Profiles, PromiseReport,
+    PromiseTracker, TaskId, TaskSample, Topology, View, WindowEnd, WindowLength,
 };
 
 /// The error of the last forecast for a task: the task, the forecast, and the measured value.
@@ -82,18 +82,14 @@ pub enum ControlLoopError {
 pub struct ControlLoop<M, P> {
     /// The machine on which the tasks run.
     pub machine: M,
-    /// Profilers, run in this order after every window; each adds to the profiles.
-    pub profilers: Vec<Box<dyn Profiler>>,
-    /// Completes the profiles for the policy; `None` if the policy gets them as measured.
-    pub recall: Option<Box<dyn ProfileRecall>>,
+    /// Turns observations into profiles.
+    pub profiler_chain: ProfilerChain,
     /// Predictor that the policy may query; it also forecasts the decisions of policies without a model.
     pub predictor: Box<dyn Predictor>,
     /// The policy.
     pub policy: P,
     /// Name for error messages and records.
     pub policy_name: String,
-    measured_profiles: Profiles,
-    recalled_profiles: Option<Profiles>,
     /// The plan that was decided last; the machine may have refused parts of it, or take all of it for a proposal.
     pub plan: Plan,
     /// The forecast that the next window is compared with; empty before the first step and while a plan is only
@@ -109,7 +105,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
     /// Builds a loop at its start: empty profiles, and an idle plan with the given first window.
     pub fn new(
         machine: M,
-        profilers: Vec<Box<dyn Profiler>>,
+        profiler_chain: ProfilerChain,
         predictor: Box<dyn Predictor>,
         policy_name: impl Into<String>,
         policy: P,
@@ -118,13 +114,10 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
         ControlLoop {
             online_cpus: machine.topology().online(),
             machine,
-            profilers,
-            recall: None,
+            profiler_chain,
             predictor,
             policy,
             policy_name: policy_name.into(),
-            measured_profiles: Profiles::new(),
-            recalled_profiles: None,
             plan: Plan::idle(first_window),
             forecast: Forecast::default(),
             promise_tracker: PromiseTracker::default(),
@@ -141,7 +134,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
         };
 
         let changed_online_cpus = self.take_online_change();
-        self.update_profiles(&observation);
+        self.profiler_chain.update(&observation);
         let is_comparable =
             changed_online_cpus.is_none() && observation.end_reason != WindowEnd::HostChanged;
         let forecast_errors_instr_per_cycle = if is_comparable {
@@ -154,10 +147,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
             topology: self.machine.topology(),
             capabilities: self.machine.capabilities(),
             observation: &observation,
-            profiles: self
-                .recalled_profiles
-                .as_ref()
-                .unwrap_or(&self.measured_profiles),
+            profiles: self.profiler_chain.profiles(),
             previous_plan: &self.plan,
             predictor: self.predictor.as_ref(),
             verdicts: &(),
@@ -208,40 +198,12 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
         self.online_cpus = online;
         changed_cpus
     }
-
-    /// Profiles the observation: measured facts, then recalled ones.
-    fn update_profiles(&mut self, observation: &Observation) {
-        for profiler in &mut self.profilers {
-            profiler.update(observation, &mut self.measured_profiles);
-        }
-        for task in &observation.tasks {
-            if let Some(profile) = self.measured_profiles.get_mut(&task.task) {
-                profile.process = Some(task.process);
-            }
-        }
-        self.recalled_profiles = self
-            .recall
-            .as_mut()
-            .and_then(|recall| recall.recall(observation, &self.measured_profiles));
-    }
 }
 
 impl<M: Machine, P> ControlLoop<M, P> {
     /// After the last step, as the policy received them.
     pub fn profiles(&self) -> &Profiles {
-        self.recalled_profiles
-            .as_ref()
-            .unwrap_or(&self.measured_profiles)
-    }
-
-    /// The machine may learn from the profiles after the last step, so both are borrowed at once.
-    pub fn machine_and_profiles(&mut self) -> (&mut M, &Profiles) {
-        (
-            &mut self.machine,
-            self.recalled_profiles
-                .as_ref()
-                .unwrap_or(&self.measured_profiles),
-        )
+        self.profiler_chain.profiles()
     }
 
     /// Forecasts another plan than the last one from the current profiles. This is for replays, in which the recorded

@@ -82,7 +82,8 @@ impl ServiceWatch {
                 }
             }
         }
-        let (machine, profiles) = control_loop.machine_and_profiles();
+        let profiles = control_loop.profiler_chain.profiles();
+        let machine = &mut control_loop.machine;
         self.profile_store
             .observe(machine.learn(profiles), machine.learned_profiles(), report);
         let profiled_programs = host.profiled_programs.iter().map(String::as_str);

@@ -34,7 +34,7 @@ pub use snapshot::*;
 pub use snapshot_builder::{SnapshotBuilder, page_header};
 pub use window_view::{TaskNames, describe_refusals, describe_thread};
 
-use cachemate_pipeline::OfflineProfiler;
+use cachemate_pipeline::build_policy_profilers;
 use cachemate_trace::{RunLogReader, TraceError};
 
 /// A recorded run, in the page's format.
@@ -53,7 +53,7 @@ pub struct RecordedRun {
 /// The log cannot be read, or has no window at all.
 pub fn read_recording(mut log: RunLogReader, source: &str) -> Result<RecordedRun, TraceError> {
     let header = log.header().clone();
-    let mut profiler = OfflineProfiler::from_pipeline(&header.pipeline);
+    let mut profiler = build_policy_profilers(&header.pipeline);
     let mut builder = SnapshotBuilder::new(&header);
     let mut charts = PageCharts::new(&header);
     let mut snapshots = Vec::new();

@@ -334,7 +334,7 @@ impl ObservationScript {
                 let first_window = WindowLength::Time { ns: 1 };
                 let mut control_loop = ControlLoop::new(
                     machine,
-                    profilers,
+                    ProfilerChain::new(profilers, None),
                     Box::new(REFERENCE),
                     "conforming",
                     policy_factory(self.seed),

@@ -31,8 +31,8 @@ mod standard;
 
 use cachemate_auto::verifier::Verifier;
 use cachemate_core::{
-    ControlLoop, ControlLoopError, Machine, Observation, PipelineConfig, Policy, PolicyConfig,
-    ProfileRecall, Profiler, ProfilerConfig, Profiles, RunHeader, WindowRecord,
+    ControlLoop, ControlLoopError, Machine, PipelineConfig, Policy, PolicyConfig, ProfileRecall,
+    ProfilerChain, ProfilerConfig, RunHeader, WindowRecord,
 };
 use cachemate_papers::policies::{PolicyError, PolicyRegistry};
 use cachemate_papers::reference_predictor::ReferencePredictor;
@@ -57,49 +57,21 @@ pub type VerifiedPolicy = Verifier<Box<dyn Policy>>;
 pub type PipelineLoop<M> = ControlLoop<M, VerifiedPolicy>;
 
 /// Profilers that run over recorded observations without a policy, for studies of a single method.
-#[derive(Default)]
-pub struct OfflineProfiler {
-    profilers: Vec<Box<dyn Profiler>>,
-    recall: Option<Box<dyn ProfileRecall>>,
-    measured_profiles: Profiles,
-    recalled_profiles: Option<Profiles>,
+pub fn build_profilers(configs: &[ProfilerConfig]) -> ProfilerChain {
+    chain_profilers(configs, None)
 }
 
-impl OfflineProfiler {
-    /// Builds the profilers of these configurations, before any observation.
-    pub fn new(configs: &[ProfilerConfig]) -> Self {
-        OfflineProfiler {
-            profilers: configs.iter().map(profilers::build_profiler).collect(),
-            ..OfflineProfiler::default()
-        }
-    }
+fn chain_profilers(
+    configs: &[ProfilerConfig],
+    recall: Option<Box<dyn ProfileRecall>>,
+) -> ProfilerChain {
+    let profilers = configs.iter().map(profilers::build_profiler);
+    ProfilerChain::new(profilers.collect(), recall)
+}
 
-    /// Builds the same profilers as a pipeline, so that they return the profiles that its policy received.
-    pub fn from_pipeline(config: &PipelineConfig) -> Self {
-        OfflineProfiler {
-            recall: recall_by_name(&config.policy.name),
-            ..OfflineProfiler::new(&config.profilers)
-        }
-    }
-
-    /// Passes one more window to the profilers, and returns the updated profiles.
-    pub fn update(&mut self, observation: &Observation) -> &Profiles {
-        self.profilers
-            .iter_mut()
-            .for_each(|profiler| profiler.update(observation, &mut self.measured_profiles));
-        self.recalled_profiles = self
-            .recall
-            .as_mut()
-            .and_then(|recall| recall.recall(observation, &self.measured_profiles));
-        self.profiles()
-    }
-
-    /// After the last window, as the policy received them.
-    pub fn profiles(&self) -> &Profiles {
-        self.recalled_profiles
-            .as_ref()
-            .unwrap_or(&self.measured_profiles)
-    }
+/// The profilers of a pipeline, whose profiles over recorded observations are those that its policy received.
+pub fn build_policy_profilers(config: &PipelineConfig) -> ProfilerChain {
+    chain_profilers(&config.profilers, recall_by_name(&config.policy.name))
 }
 
 /// The last step of profiling for the policy called `name`.
@@ -109,7 +81,7 @@ fn recall_by_name(name: &str) -> Option<Box<dyn ProfileRecall>> {
 
 /// Replaces the policy of a running loop, and sets the phase recall that the new policy requests.
 pub fn replace_policy<M>(control_loop: &mut PipelineLoop<M>, name: String, policy: VerifiedPolicy) {
-    control_loop.recall = recall_by_name(&name);
+    control_loop.profiler_chain.recall = recall_by_name(&name);
     (control_loop.policy, control_loop.policy_name) = (policy, name);
 }
 
@@ -117,7 +89,7 @@ pub fn replace_policy<M>(control_loop: &mut PipelineLoop<M>, name: String, polic
 pub struct Pipeline {
     config: PipelineConfig,
     verified_policy: VerifiedPolicy,
-    profilers: Vec<Box<dyn Profiler>>,
+    profiler_chain: ProfilerChain,
 }
 
 impl Pipeline {
@@ -138,15 +110,10 @@ impl Pipeline {
     /// Builds a pipeline around a policy that is not in the registry, such as an experiment's own.
     pub fn with_policy(config: PipelineConfig, policy: Box<dyn Policy>) -> Self {
         let verified_policy = Verifier::new(policy, config.guard);
-        let profilers = config
-            .profilers
-            .iter()
-            .map(profilers::build_profiler)
-            .collect();
         Pipeline {
+            profiler_chain: build_policy_profilers(&config),
             config,
             verified_policy,
-            profilers,
         }
     }
 
@@ -169,7 +136,7 @@ impl Pipeline {
     pub fn missing_evidence(&self, machine: &impl Machine) -> Vec<UnavailableEvidence> {
         missing_evidence(
             &self.config.policy.name,
-            &self.profilers,
+            &self.profiler_chain.profilers,
             machine.capabilities(),
         )
     }
@@ -179,22 +146,19 @@ impl Pipeline {
         let Pipeline {
             config,
             verified_policy: decider,
-            profilers,
+            profiler_chain,
         } = self;
         let predictor = Box::new(ReferencePredictor {
             miss_penalty_cycles: config.predictor.miss_penalty_cycles,
         });
-        let recall = recall_by_name(&config.policy.name);
-        let mut control_loop = ControlLoop::new(
+        ControlLoop::new(
             machine,
-            profilers,
+            profiler_chain,
             predictor,
             config.policy.name,
             decider,
             config.first_window,
-        );
-        control_loop.recall = recall;
-        control_loop
+        )
     }
 
     /// Runs until the machine ends, or until `on_window`, which receives every record, returns `false`. Returns the

@@ -20,11 +20,10 @@ mod proposal;
 mod service_confinement;
 
 use cachemate_core::{
-    Ability, ChangeVerdict, Decision, Forecast, Plan, Policy, ProbeRequest, ProcessId,
-    ProposedChange, Reason, Verification, VerificationMethod, VerificationOutcome, View,
+    Ability, ChangeVerdict, Decision, Forecast, PageMigration, Plan, Policy, ProbeRequest,
+    ProcessId, ProposedChange, Reason, Verification, VerificationMethod, VerificationOutcome, View,
     WindowLength,
 };
-use cachemate_papers::partition::MigrationMode;
 use cachemate_papers::policies::{ParameterError, ParameterRange, parse_parameters};
 use serde::Deserialize;
 
@@ -82,7 +81,7 @@ pub struct Parameters {
     pub max_evaluations: u32,
     /// Time within which a change must earn back the copying of pages.
     pub payback_ns: u64,
-    pub page_migration: MigrationMode,
+    pub page_migration: PageMigration,
 }
 
 impl Default for Parameters {
@@ -102,7 +101,7 @@ impl Default for Parameters {
             bandwidth: Levers::default(),
             max_evaluations: 2_000,
             payback_ns: 60_000_000_000,
-            page_migration: MigrationMode::All,
+            page_migration: PageMigration::All,
         }
     }
 }

@@ -314,7 +314,7 @@ impl PlanFinder<'_, '_> {
         layout.write_into_plan(
             problem,
             self.view.previous_plan,
-            self.parameters.page_migration.into(),
+            self.parameters.page_migration,
             &mut plan,
         );
         DecidedPlan(plan)

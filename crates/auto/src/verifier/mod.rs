@@ -227,14 +227,15 @@ impl<P: Policy> Policy for Verifier<P> {
         let refusal = hold.as_ref().filter(|hold| hold.is_refusal);
         let latest = refusal.map(|hold| refusal_verdict(&hold.plan));
 
-        let (plan, reasons, forecast) = match hold {
+        let (plan, own_reasons, forecast) = match hold {
             None => (decision.plan, decision.reasons, decision.forecast),
             Some(Hold { plan, reason, .. }) => {
                 let reasons = reason.map_or(decision.reasons, |reason| vec![reason]);
                 (plan, reasons, None)
             }
         };
-        let mut reasons = [judged.reasons, reasons].concat();
+        let mut reasons = judged.reasons;
+        reasons.extend(own_reasons);
 
         let homes = judged.homes.or(homes);
         self.homes = homes.filter(|homes| homes.is_active(window));

@@ -25,7 +25,7 @@ use super::live_tasks::{LiveTasks, restrict_gangs, restrict_shares};
 type CacheSignature = (CacheLevel, Option<u64>, Option<u32>, Option<u32>);
 
 /// Members of a share, the migration of pages for colors, and the units.
-type ShareSignature = (Vec<ShareMember>, Option<u8>, Vec<u32>);
+type ShareSignature = (Vec<ShareMember>, Option<PageMigration>, Vec<u32>);
 
 /// Turns on a number of CPUs: the length of a slice, and for each gang its slices and its members, with whether each
 /// has a CPU of its own.
@@ -199,19 +199,10 @@ impl PlanByCpu {
             let members = sort_items(share.members);
 
             match &share.units {
-                Units::Colors {
-                    allowed,
-                    migration: moving,
-                } => {
-                    let migration_rank = match moving {
-                        PageMigration::Never => 0,
-                        PageMigration::Lazy => 1,
-                        PageMigration::HotFirst => 2,
-                        PageMigration::All => 3,
-                    };
+                Units::Colors { allowed, migration } => {
                     plan_by_cpu.color_shares.push((
                         cache.map(signature_of),
-                        (members, Some(migration_rank), allowed.iter().collect()),
+                        (members, Some(*migration), allowed.iter().collect()),
                     ));
                 }
                 Units::Ways { mask } => {

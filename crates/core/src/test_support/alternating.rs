@@ -7,7 +7,8 @@ use super::{
 use crate::{
     Ability, CacheLevel, ControlLoop, CounterEvent, CpuId, Decision, Estimate, EventCount,
     EventCounts, Forecast, Goal, Observation, PipelineConfig, Plan, Policy, PolicyConfig,
-    Predictor, PredictorConfig, RunHeader, TaskForecast, View, WindowLength, WindowRecord,
+    Predictor, PredictorConfig, ProfilerChain, RunHeader, TaskForecast, View, WindowLength,
+    WindowRecord,
 };
 
 /// Windows that the host runs.
@@ -118,7 +119,7 @@ pub fn recorded_run() -> (RunHeader, Vec<WindowRecord>) {
     );
     let mut control_loop = ControlLoop::new(
         host,
-        Vec::new(),
+        ProfilerChain::default(),
         Box::new(CpuPredictor),
         "turns",
         AlternatingPolicy { stride: 1 },

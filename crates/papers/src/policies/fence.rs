@@ -11,12 +11,11 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Decision, GroupId, Plan, Policy, ProcessId, Profile, Reason, View, WindowLength,
+    Decision, GroupId, PageMigration, Plan, Policy, ProcessId, Profile, Reason, View, WindowLength,
 };
 use serde::Deserialize;
 
 use super::{ParameterError, ParameterRange, parse_parameters};
-use crate::partition::MigrationMode;
 use crate::partition::partitioned_cache::{
     CacheProcess, HomeCaches, PartitionedCache, SharingGroup,
 };
@@ -30,7 +29,7 @@ pub struct Parameters {
     pub stream_from_lines: f64,
     /// Part of the cache that all streams share.
     pub fenced_share: f64,
-    pub page_migration: MigrationMode,
+    pub page_migration: PageMigration,
 }
 
 impl Default for Parameters {
@@ -39,7 +38,7 @@ impl Default for Parameters {
             window_ns: 100_000_000,
             stream_from_lines: 10.0,
             fenced_share: 0.1,
-            page_migration: MigrationMode::All,
+            page_migration: PageMigration::All,
         }
     }
 }
@@ -74,7 +73,7 @@ impl Policy for StreamFence {
                 continue;
             };
 
-            let migration = self.parameters.page_migration.into();
+            let migration = self.parameters.page_migration;
             if streams.is_empty() || rest.is_empty() {
                 if !current_shares.is_empty() {
                     plan.shares.extend(domain.undivided_shares(migration));

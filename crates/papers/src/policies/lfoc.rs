@@ -15,13 +15,12 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Decision, GroupId, Plan, Policy, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId,
-    Reason, TaskId, View, WindowLength,
+    Decision, GroupId, PageMigration, Plan, Policy, ProbeEvidence, ProbeId, ProbeKind,
+    ProbeRequest, ProcessId, Reason, TaskId, View, WindowLength,
 };
 use serde::Deserialize;
 
 use super::{ParameterError, ParameterRange, parse_parameters};
-use crate::partition::MigrationMode;
 use crate::partition::demand_curve::{DemandCurve, MeasuredSpeed};
 use crate::partition::partitioned_cache::{
     CacheProcess, HomeCaches, PartitionedCache, SharingGroup,
@@ -44,7 +43,7 @@ pub struct Parameters {
     pub light_per_partition: u32,
     pub trace_entries: u32,
     pub trace_budget_ns: u64,
-    pub page_migration: MigrationMode,
+    pub page_migration: PageMigration,
 }
 
 impl Default for Parameters {
@@ -58,7 +57,7 @@ impl Default for Parameters {
             light_per_partition: 3,
             trace_entries: 163_840,
             trace_budget_ns: 1_000_000_000,
-            page_migration: MigrationMode::All,
+            page_migration: PageMigration::All,
         }
     }
 }
@@ -111,7 +110,7 @@ impl Policy for Lfoc {
                 plan.shares.extend(current_shares);
                 continue;
             };
-            let migration = self.parameters.page_migration.into();
+            let migration = self.parameters.page_migration;
             match self.divide(&domain, &demands) {
                 Some(groups) => {
                     let shares = domain.divide(&groups, &current_shares, migration);

@@ -14,12 +14,12 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheShare, CpuSet, Decision, GroupId, Plan, Policy, ProcessId, Reason, View, WindowLength,
+    CacheShare, CpuSet, Decision, GroupId, PageMigration, Plan, Policy, ProcessId, Reason, View,
+    WindowLength,
 };
 use serde::Deserialize;
 
 use super::{ParameterError, ParameterRange, parse_parameters};
-use crate::partition::MigrationMode;
 use crate::partition::partitioned_cache::{
     CacheProcess, HomeCaches, PartitionedCache, SharingGroup, tasks_of,
 };
@@ -36,7 +36,7 @@ pub struct Parameters {
     pub steps_in_vain: u32,
     /// Number of windows for which a step is not returned after its return broke the promise.
     pub hold_windows: u64,
-    pub page_migration: MigrationMode,
+    pub page_migration: PageMigration,
 }
 
 impl Default for Parameters {
@@ -46,7 +46,7 @@ impl Default for Parameters {
             spare_from: 0.2,
             steps_in_vain: 2,
             hold_windows: 20,
-            page_migration: MigrationMode::All,
+            page_migration: PageMigration::All,
         }
     }
 }
@@ -101,7 +101,7 @@ impl Policy for Parties {
         for domain in self.home_caches.collect(view) {
             let current_shares = domain.surviving_shares(&current.shares);
             if !domain.processes.iter().any(CacheProcess::is_promised) {
-                let migration = self.parameters.page_migration.into();
+                let migration = self.parameters.page_migration;
                 plan.shares.extend(if domain.is_undivided(&current_shares) {
                     current_shares
                 } else {
@@ -295,7 +295,7 @@ impl Parties {
         domain: &PartitionedCache<'_>,
         current_shares: &[CacheShare],
     ) -> Vec<CacheShare> {
-        let migration = self.parameters.page_migration.into();
+        let migration = self.parameters.page_migration;
         let units_of = |cache_process: &CacheProcess<'_>| {
             self.services
                 .get(&cache_process.process)

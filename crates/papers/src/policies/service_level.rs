@@ -12,13 +12,12 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, CacheShare, Decision, GroupId, IndexSet, PartitionSupport, Plan, PlanItem, Policy,
-    ProcessId, Reason, ShareMember, TaskId, TaskSample, View, WindowLength,
+    CacheId, CacheShare, Decision, GroupId, IndexSet, PageMigration, PartitionSupport, Plan,
+    PlanItem, Policy, ProcessId, Reason, ShareMember, TaskId, TaskSample, View, WindowLength,
 };
 use serde::Deserialize;
 
 use super::{ParameterError, ParameterRange, parse_parameters};
-use crate::partition::MigrationMode;
 use crate::partition::units::assign;
 use crate::partition::units::partitionable_caches;
 use crate::work_metric::ServiceRate;
@@ -37,7 +36,7 @@ pub struct Parameters {
     pub shrink_after: u32,
     /// Initial number of units.
     pub units: u32,
-    pub page_migration: MigrationMode,
+    pub page_migration: PageMigration,
 }
 
 impl Default for Parameters {
@@ -48,7 +47,7 @@ impl Default for Parameters {
             rate_per_s: 0.0,
             shrink_after: 3,
             units: 1,
-            page_migration: MigrationMode::All,
+            page_migration: PageMigration::All,
         }
     }
 }
@@ -235,7 +234,7 @@ impl ServiceLevel {
             group,
             members,
             cache,
-            units: partition_units.to_units(units, self.parameters.page_migration.into()),
+            units: partition_units.to_units(units, self.parameters.page_migration),
         };
         groups.into_iter().zip(units).map(build_share).collect()
     }

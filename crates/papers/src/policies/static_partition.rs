@@ -4,14 +4,13 @@
 //! needed; processes without an entry are unrestricted; the same arrivals and times give the same plan.
 
 use cachemate_core::{
-    CacheId, CacheShare, Decision, GroupId, IndexSet, PartitionSupport, Policy, ProcessId, Reason,
-    ShareMember, TaskId, View,
+    CacheId, CacheShare, Decision, GroupId, IndexSet, PageMigration, PartitionSupport, Policy,
+    ProcessId, Reason, ShareMember, TaskId, View,
 };
 use serde::Deserialize;
 
 use super::default::Parameters as DefaultParameters;
 use super::{ParameterError, ParameterRange};
-use crate::partition::MigrationMode;
 use crate::partition::units::partitionable_caches;
 
 /// Units of the first process, the second, and so on, from a given time on; an empty set means unrestricted.
@@ -32,7 +31,7 @@ pub struct Parameters {
     pub steps: Vec<PartitionStep>,
     /// Period after which the steps repeat, in nanoseconds; 0 means that the last step stays.
     pub period_ns: u64,
-    pub page_migration: MigrationMode,
+    pub page_migration: PageMigration,
 }
 
 impl Default for Parameters {
@@ -42,7 +41,7 @@ impl Default for Parameters {
             window_ns,
             steps: Vec::new(),
             period_ns: 0,
-            page_migration: MigrationMode::All,
+            page_migration: PageMigration::All,
         }
     }
 }
@@ -134,7 +133,7 @@ impl Policy for StaticPartition {
                     group: GroupId(number as u32),
                     members: vec![ShareMember::Process(process)],
                     cache,
-                    units: partition_units.to_units(units, self.parameters.page_migration.into()),
+                    units: partition_units.to_units(units, self.parameters.page_migration),
                 });
             }
         }

@@ -26,7 +26,7 @@ fn replay_alternating(
     let first = alternating_config().first_window;
     let control_loop = ControlLoop::new(
         machine,
-        Vec::new(),
+        ProfilerChain::default(),
         Box::new(CpuPredictor),
         "turns",
         AlternatingPolicy { stride },
@@ -166,7 +166,7 @@ fn a_run_with_cpus_taken_offline_and_online_replays() {
     );
     let mut run = ControlLoop::new(
         Hotplug(host, 0),
-        Vec::new(),
+        ProfilerChain::default(),
         Box::new(CpuPredictor),
         "last",
         LastCpuPolicy,
@@ -197,7 +197,7 @@ fn a_run_with_cpus_taken_offline_and_online_replays() {
         let current = Rc::clone(&machine.current_record);
         let control_loop = ControlLoop::new(
             machine,
-            Vec::new(),
+            ProfilerChain::default(),
             Box::new(CpuPredictor),
             "last",
             LastCpuPolicy,

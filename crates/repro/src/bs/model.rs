@@ -16,7 +16,7 @@ use cachemate_core::{
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_locality::statcc::{ReuseAtRate, lru_at_rates, random_at_rates};
 use cachemate_locality::{statcache, statstack};
-use cachemate_pipeline::OfflineProfiler;
+use cachemate_pipeline::build_profilers;
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, Series};
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
@@ -476,7 +476,7 @@ fn reuse_times_by_task(
     records: &[WindowRecord],
     case: ModelCase,
 ) -> Result<BTreeMap<TaskId, ReuseTimes>> {
-    let mut profiler = OfflineProfiler::new(&[ProfilerConfig::Reuse {
+    let mut profiler = build_profilers(&[ProfilerConfig::Reuse {
         level: CacheLevel::L2,
         replacement: case.model,
         line_bytes: LINE_BYTES,

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{CacheLevel, CoRunRowParameters, ProfilerConfig, TaskId, WindowRecord};
-use cachemate_pipeline::OfflineProfiler;
+use cachemate_pipeline::build_profilers;
 use serde::{Deserialize, Serialize};
 
 use crate::niagara::groups::{
@@ -180,7 +180,7 @@ fn measured_ratios(
         uses_task_counts: uses_own_counts,
         ..CoRunRowParameters::default()
     };
-    let mut profiler = OfflineProfiler::new(&[ProfilerConfig::CoRunRows {
+    let mut profiler = build_profilers(&[ProfilerConfig::CoRunRows {
         level: CacheLevel::L2,
         parameters,
     }]);

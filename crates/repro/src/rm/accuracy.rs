@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{CacheLevel, ProfilerConfig, TaskId, TracedCache};
 use cachemate_locality::curve::MissRateCurve;
-use cachemate_pipeline::OfflineProfiler;
+use cachemate_pipeline::build_profilers;
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_sim::kernels;
 use serde::{Deserialize, Serialize};
@@ -129,7 +129,7 @@ pub fn curve_from_capture(
     uses_thesis_method: bool,
     traced: &TraceCapture,
 ) -> Option<MissRateCurve> {
-    let mut profiler = OfflineProfiler::new(&[ProfilerConfig::MissTrace {
+    let mut profiler = build_profilers(&[ProfilerConfig::MissTrace {
         cache: traced_cache(),
         follows_thesis: uses_thesis_method,
     }]);

@@ -5,7 +5,7 @@ use cachemate_core::{
     Observation, ProbeEvidence, ProbeResult, ShMapParameters, TaskId, WindowRecord,
 };
 use cachemate_papers::clustering::ClusteringMethod;
-use cachemate_pipeline::OfflineProfiler;
+use cachemate_pipeline::build_profilers;
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use serde::{Deserialize, Serialize};
 
@@ -68,7 +68,7 @@ fn cluster_round(
     entries: usize,
     method: ClusteringMethod,
 ) -> Vec<usize> {
-    let mut profiler = OfflineProfiler::new(&[sharing_profiler(entries)]);
+    let mut profiler = build_profilers(&[sharing_profiler(entries)]);
     for observation in round {
         profiler.update(observation);
     }

@@ -13,7 +13,7 @@ use cachemate_papers::clustering::{
     scaled_threshold,
 };
 use cachemate_pipeline::POLICIES;
-use cachemate_pipeline::{OfflineProfiler, Pipeline, miss_penalty_of_machine};
+use cachemate_pipeline::{Pipeline, build_profilers, miss_penalty_of_machine};
 use cachemate_sim::kernels::{self, Options};
 use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 use cachemate_sim::results::RunResults;
@@ -484,8 +484,7 @@ impl PlacementRound {
 /// All rounds of a run that placed threads. The profiler is pure, so the recorded observations
 /// yield the same maps again.
 pub(super) fn placement_rounds(records: &[WindowRecord], threads: usize) -> Vec<PlacementRound> {
-    let mut profiler =
-        OfflineProfiler::new(&[sharing_profiler(ShMapParameters::default().entries)]);
+    let mut profiler = build_profilers(&[sharing_profiler(ShMapParameters::default().entries)]);
     let mut rounds = Vec::new();
 
     for record in records {

@@ -1,6 +1,13 @@
 -- Comments of jobs for cachemate: cachemate:profile=NAME,max-slowdown=PERCENT,class=victim|aggressor
 -- slurm.conf: JobSubmitPlugins=lua. Jobs without such a comment are not looked at.
 
+-- The values that prolog.sh writes.
+local function is_percent(text)
+  local whole, point, fraction = text:match("^(%d+)(%.?)(%d*)$")
+  if whole == nil or #whole > 5 or #fraction > 3 then return false end
+  return (point == "") == (fraction == "")
+end
+
 -- Keys of a comment, or nil and the mistake.
 local function parse(comment)
   local marks = {}
@@ -10,7 +17,7 @@ local function parse(comment)
     local key, value = mark:match("^([%w%-]+)=(.+)$")
     if key == "profile" and value:match("^[%w%.%-]+$") and #value <= 253 then
       marks.profile = value
-    elseif key == "max-slowdown" and tonumber((value:gsub("%%$", ""))) ~= nil then
+    elseif key == "max-slowdown" and is_percent((value:gsub("%%$", ""))) then
       marks.max_slowdown = tonumber((value:gsub("%%$", "")))
     elseif key == "class" and (value == "victim" or value == "aggressor") then
       marks.class = value

@@ -30,7 +30,7 @@ pub struct Regression {
 
 /// The result of a window for the state in force.
 pub enum Judgement {
-    /// Nothing can be compared yet.
+    /// Nothing can be compared yet, or no loss and no gain is certain yet.
     Undecided,
     /// Nothing can ever be compared, or the state is worse and the live tasks cannot return to the one before.
     NotMeasured,

@@ -54,7 +54,8 @@ impl LiveTasks {
     }
 }
 
-/// Whether two plans are the same for these tasks. Windows, probes, penalties and group numbers are not compared.
+/// Whether two plans are the same for these tasks. Windows, probes, penalties, group numbers and limits of bandwidth
+/// are not compared.
 pub fn is_same_placement(a: &Plan, b: &Plan, live_tasks: &LiveTasks) -> bool {
     let weight_of = |plan: &Plan, task: &TaskId| plan.weights.get(task).copied().unwrap_or(1.0);
     live_tasks.tasks.iter().all(|task| {

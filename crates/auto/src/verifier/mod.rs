@@ -1,4 +1,4 @@
-//! The verifier: the only judge of a change of plans, by measured speeds.
+//! The verifier: the judge of changes of plans by measured speeds, except of limits of bandwidth (`auto::bandwidth`).
 //!
 //! Problem: forecasts err, evidence becomes outdated, and programs misreport; but a decision that made programs slower
 //! must not persist. Method: the speed of every process is recorded in each window: reported work, otherwise
@@ -8,7 +8,8 @@
 //! - A plan that it *proposes for monitoring* is applied. The windows before the change are the reference. The windows
 //!   after it, once the machine has settled, are compared with the reference process by process ([`comparison`]), by
 //!   the policy's terms.
-//! - A plan that it *proposes for confirmation* is monitored too, but kept only if it is measured faster.
+//! - A plan that it *proposes for confirmation* is monitored too, but rolled back unless it is measured faster or speeds cannot
+//!   be measured.
 //! - A plan that it *only decides* is applied. If the guard is on, the plan is compared in the same way by the guard's
 //!   terms ([`verdict`]), which protect programs from every policy and apply to proposed changes too.
 //!
@@ -25,8 +26,8 @@
 //! Properties: pure. Windows in which probes stop or slow programs do not count. Without speeds nothing is judged, and
 //! so nothing is rolled back, and a plan that is only proposed is not measured. Each of the guard's two tests rolls one
 //! in a hundred changes without effect back by chance; a confirmation without effect ends by its sign. Windows of
-//! different phases are never compared. Arrivals and exits neither end nor hide a comparison of the remaining tasks; a
-//! newcomer is compared once it has a reference of its own. If configured to wait, the guard allows no change before
+//! different phases are never compared. Arrivals and exits neither end nor hide the guard's comparison of the remaining
+//! tasks, but they interrupt a proposed change; a newcomer is compared once it has a reference of its own. If configured to wait, the guard allows no change before
 //! there is a reference, unless no speed can be measured. Probes and the window length are the policy's and are passed
 //! on unchanged.
 

@@ -210,7 +210,7 @@ fn each_alert_fires_on_its_host_and_none_on_a_quiet_one() {
     }
     let first = busy(PromiseState::Infeasible, 0);
     let mut next = busy(PromiseState::Infeasible, 1);
-    next.cpu_ns = 1_000_000_000;
+    next.cpu_ns = 6_000_000_000;
     let infeasible = [
         &[
             "CachemateCost",

@@ -213,8 +213,8 @@ impl WayConfinement {
     }
 
     /// Forgets the confined services without programs, and the protected ones that have ended or have no promise any
-    /// more. The result is false once the confinement has no purpose any more.
-    fn has_purpose(&mut self, view: &View<'_>) -> bool {
+    /// more.
+    fn forget_ended(&mut self, view: &View<'_>) {
         let now_ns = view.observation.span.end_ns();
         let mut promised_services = BTreeSet::new();
         for task in view.live_tasks() {
@@ -231,6 +231,10 @@ impl WayConfinement {
             .retain(|_, last_ns| now_ns.saturating_sub(*last_ns) < MAX_ABSENCE_NS);
         self.protected_services
             .retain(|service, _| promised_services.contains(service));
+    }
+
+    /// Whether services are confined for others that are still promised, and not for too long.
+    fn is_needed(&self, now_ns: u64) -> bool {
         !self.services.is_empty()
             && !self.protected_services.is_empty()
             && now_ns.saturating_sub(self.start_ns) <= MAX_HOLD_NS
@@ -338,7 +342,8 @@ impl ServiceConfinements {
 
         for (cache, mut confinement) in std::mem::take(&mut self.by_cache) {
             let units = PartitionSupport::preferred(view.partitions_of(cache));
-            let (true, Some(units)) = (confinement.has_purpose(view), units) else {
+            confinement.forget_ended(view);
+            let (true, Some(units)) = (confinement.is_needed(now_ns), units) else {
                 self.measurement = WorkMeasurement::after_change(now_ns);
                 continue;
             };
@@ -444,7 +449,7 @@ impl ServiceConfinements {
                 work.instr_per_cycle()
             };
             let speeds = speed_in(&rows.partial).zip(speed_in(&rows.complete));
-            let Some((previous_speed, (speed_alone, speed_together))) =
+            let Some((previous_speed, (speed_in_pause, speed_with_all))) =
                 self.measurement.speed_of(&service).zip(speeds)
             else {
                 continue;
@@ -452,7 +457,7 @@ impl ServiceConfinements {
             let effect = PauseEffect {
                 max_slowdown,
                 previous_speed,
-                speed_during: previous_speed * speed_alone / speed_together,
+                speed_during: previous_speed * speed_in_pause / speed_with_all,
             };
             let excess = effect.excess(previous_speed);
             if excess > largest_excess {

@@ -98,7 +98,7 @@ pub fn describe_rollback(
     cooldown_windows: u64,
     view: &View<'_>,
 ) -> Reason {
-    let judgement = &regression.judgement;
+    let verdict = &regression.guard_verdict;
     let period = if regression.is_from_baseline {
         "over the last decisions together"
     } else {
@@ -107,10 +107,10 @@ pub fn describe_rollback(
     let mut tasks: Vec<TaskId> = Vec::new();
 
     // A proposed change that harms no program by the guard's terms is rolled back by its own.
-    let own_change = regression.measured.filter(|_| !judgement.is_worse);
+    let own_change = regression.measured.filter(|_| !verdict.is_worse);
     let MeasuredLogRatio { log_ratio, error } = own_change.unwrap_or(MeasuredLogRatio {
-        log_ratio: judgement.mean_log_ratio,
-        error: judgement.standard_error,
+        log_ratio: verdict.mean_log_ratio,
+        error: verdict.standard_error,
     });
     let mut numbers = vec![
         named_number("change_percent", to_percent_change(log_ratio)),
@@ -127,7 +127,7 @@ pub fn describe_rollback(
             .iter()
             .find(|task| task.process == process && !task.exited)
     };
-    let most_harmed = judgement
+    let most_harmed = verdict
         .worst_loss
         .and_then(|(process, log_ratio)| Some((log_ratio, first_task(process)?)));
     if let Some((log_ratio, task)) = most_harmed {
@@ -138,14 +138,11 @@ pub fn describe_rollback(
             to_percent_change(log_ratio),
         ));
     }
-    if judgement.broken_goal_change > 0 {
-        text += &format!(
-            ", and {} more miss their goal",
-            judgement.broken_goal_change
-        );
+    if verdict.broken_goal_change > 0 {
+        text += &format!(", and {} more miss their goal", verdict.broken_goal_change);
         numbers.push(named_number(
             "goals_missed",
-            judgement.broken_goal_change as f64,
+            verdict.broken_goal_change as f64,
         ));
     }
     text += &format!("; the plan is on cooldown for {cooldown_windows} windows");
@@ -164,7 +161,7 @@ pub fn describe_rollback(
 
 /// The names of the proxy events as text.
 fn proxy_note(regression: &Regression) -> String {
-    let (count, events) = &regression.judgement.proxy_comparison;
+    let (count, events) = &regression.guard_verdict.proxy_comparison;
     let mut names: Vec<&str> = events
         .iter()
         .map(|event| WorkMetric::Proxy(*event).describe())

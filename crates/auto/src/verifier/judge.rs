@@ -19,7 +19,7 @@ const MAX_WAIT_LENGTHS: usize = 4;
 
 /// A change that made programs slower.
 pub struct Regression {
-    pub judgement: GuardVerdict,
+    pub guard_verdict: GuardVerdict,
     /// Measured change by the terms on which the change was proposed.
     pub measured: Option<MeasuredLogRatio>,
     /// Whether the state was compared with the one before the first small loss, rather than with the last settled one.
@@ -111,13 +111,13 @@ impl Judge<'_> {
                         && measured.log_ratio < -0.5 * change.min_gain
                 }
             });
-        let meets_missed_goal = self
+        let improves_missed_goal = self
             .monitored_change
             .is_some_and(|change| is_missed_goal_improved(change, &changes_from_reference));
         let is_worse =
-            !meets_missed_goal && (is_slower || self.is_guarded && reference_verdict.is_worse);
+            !improves_missed_goal && (is_slower || self.is_guarded && reference_verdict.is_worse);
         let is_from_baseline = !is_worse
-            && !meets_missed_goal
+            && !improves_missed_goal
             && self.is_guarded
             && baseline_verdict.is_worse
             && history.baseline.is_some();
@@ -129,21 +129,21 @@ impl Judge<'_> {
         if (is_worse || is_from_baseline)
             && target_state.is_some_and(|state| can_revert(state, view))
         {
-            let judgement = if is_from_baseline {
+            let guard_verdict = if is_from_baseline {
                 baseline_verdict
             } else {
                 reference_verdict
             };
             let breaks_goal = |change: &ProcessChange| change.goal_change.broken_goal_change() > 0;
             return Judgement::Worse(Regression {
-                judgement,
+                guard_verdict,
                 measured,
                 is_from_baseline,
                 is_goal_broken: changes_from_reference.iter().any(breaks_goal),
             });
         }
         // The loss of other processes for a goal is not added to later losses.
-        let is_loss = !meets_missed_goal
+        let is_loss = !improves_missed_goal
             && (baseline_verdict.mean_log_ratio < 0.0 || baseline_verdict.has_losing_process);
         history.accept(
             windows_after,

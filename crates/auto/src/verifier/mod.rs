@@ -64,7 +64,7 @@ pub struct Verifier<P> {
     guard: Option<GuardConfig>,
     history: Option<History>,
     /// The proposed change that has no verdict yet.
-    open_change: Option<OpenChange>,
+    open_change: Option<MeasuredChange>,
     verdicts: PlanVerdicts,
     /// The temporary pins in the previous plan.
     homes: Option<HomeRestorer>,
@@ -91,7 +91,7 @@ struct Hold {
 }
 
 /// A proposed change that is being measured.
-struct OpenChange {
+struct MeasuredChange {
     change: Box<ProposedChange>,
     new_plan: Plan,
     phases: TaskPhases,
@@ -104,7 +104,7 @@ const GOAL_COOLDOWN_FACTOR: u64 = 20;
 /// The live tasks and their phases.
 type TaskPhases = Vec<(TaskId, u32)>;
 
-impl OpenChange {
+impl MeasuredChange {
     fn kept_verdict(
         &self,
         outcome: VerificationOutcome,
@@ -217,7 +217,7 @@ impl<P: Policy> Policy for Verifier<P> {
 
         let hold = self.rule(&decision, &judged, &verdicts.cooldown, &view);
         self.open_change = match (&hold, &decision.verification) {
-            (None, Verification::Proposed(change)) => Some(OpenChange {
+            (None, Verification::Proposed(change)) => Some(MeasuredChange {
                 change: change.clone(),
                 new_plan: decision.plan.clone(),
                 phases: task_phases(&view),

@@ -114,22 +114,6 @@ impl BenchHost {
         self.stop_flag.load(Ordering::Relaxed) || Instant::now() >= self.deadline
     }
 
-    /// Do the two CPUs share a cache at present?
-    pub fn measure_sharing(&self) -> Option<bool> {
-        measure_sharing(self.cpus)
-    }
-
-    /// Runs `sample` between two ping-pongs. The verdict on sharing is `None` if they differ or are unclear.
-    pub fn sample_between_ping_pongs<T>(&self, sample: impl FnOnce() -> T) -> (Option<bool>, T) {
-        let shared_before = self.measure_sharing();
-        let outcome = sample();
-        let shared_after = self.measure_sharing();
-        (
-            shared_before.filter(|_| shared_before == shared_after),
-            outcome,
-        )
-    }
-
     /// Sleeps for this time, or until the bench is interrupted.
     pub fn sleep_unless_stopped(&self, duration: Duration) {
         let wake_time = Instant::now() + duration;
@@ -141,8 +125,22 @@ impl BenchHost {
     }
 }
 
+/// Runs `sample` between two ping-pongs. The verdict on sharing is `None` if they differ or are unclear.
+pub fn sample_between_ping_pongs<T>(
+    cpus: (CpuId, CpuId),
+    sample: impl FnOnce() -> T,
+) -> (Option<bool>, T) {
+    let shared_before = measure_sharing(cpus);
+    let outcome = sample();
+    let shared_after = measure_sharing(cpus);
+    (
+        shared_before.filter(|_| shared_before == shared_after),
+        outcome,
+    )
+}
+
 /// Do two CPUs share a cache at present? `None` if the measurement is unclear, or the CPUs are busy.
-pub fn measure_sharing(cpus: (CpuId, CpuId)) -> Option<bool> {
+fn measure_sharing(cpus: (CpuId, CpuId)) -> Option<bool> {
     // A busy CPU invalidates one of three attempts rather than the whole sample.
     let sample = (0..3).find_map(|_| round_trip(cpus).ok())?;
     match RoundTripBounds::default().classify(sample.round_trip_ns) {

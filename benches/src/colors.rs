@@ -28,7 +28,9 @@ use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::sense::progress::PROGRESS_VARIABLE;
 use rustix::process::Signal;
 
-use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, run_command};
+use crate::bench_host::{
+    BenchHost, BenchRow, BenchVerdict, run_command, sample_between_ping_pongs,
+};
 use crate::programs::Actor;
 use crate::ranking::{is_installed, recorded_curve, write_inputs};
 
@@ -322,24 +324,26 @@ fn sample_arms(
         for arm in [round % 4, (round + 2) % 4] {
             let (is_colored, has_stream) = (arm % 2 == 1, arm >= 2);
             run_all(false);
-            let shared_before = bench_host.measure_sharing();
-            victims.0.set_running(!is_colored);
-            victims.1.set_running(is_colored);
-            streams.0.set_running(has_stream && !is_colored);
-            streams.1.set_running(has_stream && is_colored);
-            bench_host.sleep_unless_stopped(SETTLING_TIME);
-            let victim_work = || {
-                if is_colored {
-                    victims.1.read_work()
-                } else {
-                    victims.0.read_work()
-                }
-            };
-            let (start_work, start) = (victim_work(), Instant::now());
-            bench_host.sleep_unless_stopped(SAMPLE_TIME);
-            let rate = (victim_work() - start_work) as f64 / start.elapsed().as_secs_f64();
-            run_all(false);
-            match shared_before.filter(|_| shared_before == bench_host.measure_sharing()) {
+            let (do_share, rate) = sample_between_ping_pongs(bench_host.cpus, || {
+                victims.0.set_running(!is_colored);
+                victims.1.set_running(is_colored);
+                streams.0.set_running(has_stream && !is_colored);
+                streams.1.set_running(has_stream && is_colored);
+                bench_host.sleep_unless_stopped(SETTLING_TIME);
+                let victim_work = || {
+                    if is_colored {
+                        victims.1.read_work()
+                    } else {
+                        victims.0.read_work()
+                    }
+                };
+                let (start_work, start) = (victim_work(), Instant::now());
+                bench_host.sleep_unless_stopped(SAMPLE_TIME);
+                let rate = (victim_work() - start_work) as f64 / start.elapsed().as_secs_f64();
+                run_all(false);
+                rate
+            });
+            match do_share {
                 Some(true) => samples.rates_by_arm[arm].push(rate),
                 _ => samples.dropped_count += 1,
             }

@@ -16,7 +16,7 @@ use cachemate_linux::act::rules::{ManageAction, ManageRule};
 use cachemate_linux::sense::progress::ProgressReports;
 use cachemate_spec::{ManageConfig, ManageMode, PolicyChoice};
 
-use crate::bench_host::{BenchHost, BenchRow, BenchVerdict};
+use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, sample_between_ping_pongs};
 use crate::programs::Actor;
 
 /// Minimum number of valid samples of an arm.
@@ -141,7 +141,7 @@ fn measure_solo_rates(bench_host: &BenchHost, actors: &[Actor]) -> Vec<Option<f6
         bench_host.sleep_unless_stopped(Duration::from_millis(300));
         let mut rates = Vec::new();
         for _ in 0..8 {
-            let (sharing_state, rate) = bench_host.sample_between_ping_pongs(|| {
+            let (sharing_state, rate) = sample_between_ping_pongs(bench_host.cpus, || {
                 measure_rates(
                     bench_host,
                     std::slice::from_ref(actor),
@@ -234,7 +234,7 @@ fn sample_programs<T>(
     arms: &mut GangArms,
     step: impl FnOnce() -> T,
 ) -> (Option<bool>, [f64; 4], T) {
-    let (sharing_state, (rates, step_result)) = bench_host.sample_between_ping_pongs(|| {
+    let (sharing_state, (rates, step_result)) = sample_between_ping_pongs(bench_host.cpus, || {
         let (counts_before, start) = (work_counts(actors), Instant::now());
         let out = step();
         let (counts_after, seconds) = (work_counts(actors), start.elapsed().as_secs_f64());

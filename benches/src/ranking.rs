@@ -9,7 +9,9 @@ use cachemate_linux::sense::probes::intensity::{
 };
 use cachemate_trace::{ProfileFile, bundled_recordings};
 
-use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, run_command};
+use crate::bench_host::{
+    BenchHost, BenchRow, BenchVerdict, run_command, sample_between_ping_pongs,
+};
 use crate::programs::Actor;
 
 const SAMPLE_COUNT: usize = 20;
@@ -213,7 +215,7 @@ fn measure_program(
         && start.elapsed() < MAX_PROGRAM_TIME
         && !bench_host.is_stopped()
     {
-        let (sharing_state, samples) = bench_host.sample_between_ping_pongs(|| {
+        let (sharing_state, samples) = sample_between_ping_pongs(bench_host.cpus, || {
             let Ok(_pinned_thread) = PinnedThread::new(bench_host.cpus.0) else {
                 return Vec::new();
             };

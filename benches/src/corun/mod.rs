@@ -42,7 +42,7 @@ use serde::Serialize;
 use self::report::CorunReport;
 use self::turns::{MeasuredProgram, TurnTaker};
 use self::workloads::{CorunProgram, CorunProgramSet};
-use crate::bench_host::{measure_sharing, run_command};
+use crate::bench_host::{run_command, sample_between_ping_pongs};
 use crate::live::{find_command, find_two_cpus};
 
 /// Forecast slowdowns of pairs of real programs on this host, then measure them
@@ -348,15 +348,12 @@ impl CorunHost {
         let spinner = TurnTaker::start(self, &set.spinner)?;
         solo.measured = Some(self.cycles_alone(program, &spinner)? / solo.instructions);
 
-        let find = |name: &str| programs.iter().find(|program| program.name == name);
-        let companions: Vec<Option<TurnTaker>> = pairs
-            .iter()
-            .map(|pair| {
-                find(&pair.beside)
-                    .map(|workload| TurnTaker::start(self, workload))
-                    .transpose()
-            })
-            .collect::<anyhow::Result<_>>()?;
+        let mut companions = Vec::new();
+        for pair in pairs.iter() {
+            let companion = programs.iter().find(|program| program.name == pair.beside);
+            let companion = companion.with_context(|| pair.beside.clone())?;
+            companions.push(TurnTaker::start(self, companion)?);
+        }
         let measured = MeasuredProgram::start(self, program)?;
         for round in 0..MAX_ROUNDS {
             let is_over = self.is_stopped(deadline) && round >= MIN_ROUNDS;
@@ -364,32 +361,26 @@ impl CorunHost {
             if is_over || is_interrupted || pairs.iter().all(CorunPair::is_narrow) {
                 break;
             }
-            let mut did_share = measure_sharing(self.cpus);
             for (pair, companion) in pairs.iter_mut().zip(&companions) {
-                let Some(companion) = companion.as_ref().filter(|_| !pair.is_narrow()) else {
+                if pair.is_narrow() {
                     continue;
-                };
+                }
                 let mut turns = [&spinner, companion];
                 if round % 2 == 1 {
                     turns.reverse();
                 }
-                let [first, second] = turns;
-                let mut times = [
-                    measured.time_beside(self, first)?,
-                    measured.time_beside(self, second)?,
-                ];
+                let (do_share, times) = sample_between_ping_pongs(self.cpus, || {
+                    let [first, second] = turns;
+                    let first_time = measured.time_beside(self, first)?;
+                    anyhow::Ok([first_time, measured.time_beside(self, second)?])
+                });
+                let mut times = times?;
                 if round % 2 == 1 {
                     times.reverse();
                 }
-                let do_share = measure_sharing(self.cpus);
                 pair.rounds.push(times);
-                pair.are_apart.push(
-                    do_share
-                        .filter(|_| did_share == do_share)
-                        .map(|share| !share),
-                );
+                pair.are_apart.push(do_share.map(|share| !share));
                 pair.measured = pair.slowdown();
-                did_share = do_share;
             }
         }
         Ok(())

@@ -1,12 +1,12 @@
 //! The one loop that connects the stages: observe, profile, decide, check, forecast, apply.
 //!
-//! Every stage is a trait or a plain function and knows none of the others, so that a host can be
-//! exchanged for a simulator or a recording, and a policy for another one. The order is written
-//! down here, and that of judging, deciding and ruling in the verifier around the policy. It has one subtlety: what a machine refuses of a plan is known only
-//! after the plan was applied, so the machine reports it in the *next* observation, where the policy
-//! reads it as part of what happened. A host that only observes takes the whole plan for a proposal; its
-//! forecast is then compared with nothing, and policies read the plan that is in force instead
-//! from [`View::plan_in_force`].
+//! Every stage is a trait or a plain function and knows none of the others, so that a host can be exchanged
+//! for a simulator or a recording, and a policy for another one. The order is written down here, and that of
+//! judging, deciding and ruling in the verifier around the policy. It has one subtlety: what a machine
+//! refuses of a plan is known only after the plan was applied, so the machine reports it in the *next*
+//! observation, where the policy reads it as part of what happened. A host that only observes takes the whole
+//! plan for a proposal; its forecast is then compared with nothing, and policies read the plan that is in
+//! force instead from [`View::plan_in_force`].
 //!
 //! For example, in window 41 the policy asks for two shares, and the second one is refused because
 //! no class of service is free. Window 42 shows the first share in force and the second among the

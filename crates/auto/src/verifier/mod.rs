@@ -72,7 +72,7 @@ pub struct Verifier<P> {
 
 /// What the window that has ended says about the plan in force.
 #[derive(Default)]
-struct JudgedWindow {
+struct WindowJudgement {
     reasons: Vec<Reason>,
     /// Whether the speeds were worse, so that the reference is in force again.
     is_rolled_back: bool,
@@ -262,7 +262,7 @@ impl<P> Verifier<P> {
     }
 
     /// Observes a window, and reaches verdicts.
-    fn judge_window(&mut self, view: &View<'_>) -> JudgedWindow {
+    fn judge_window(&mut self, view: &View<'_>) -> WindowJudgement {
         self.verdicts.cooldown.forget(view.observation.window);
         if view.observation.applied.is_only_proposed {
             self.history = None;
@@ -284,11 +284,11 @@ impl<P> Verifier<P> {
             monitored_change,
         };
         let Some(history) = &mut self.history else {
-            return JudgedWindow::default();
+            return WindowJudgement::default();
         };
 
         match judge.judge(history, view) {
-            Judgement::Undecided => JudgedWindow::default(),
+            Judgement::Undecided => WindowJudgement::default(),
             Judgement::NotMeasured => self.accept_monitored_change(None, view),
             Judgement::Kept(measured) => {
                 self.verdicts.cooldown.record_success();
@@ -299,14 +299,14 @@ impl<P> Verifier<P> {
     }
 
     /// Ends the open change if tasks or phases have changed; `None` if they have not.
-    fn end_interrupted_change(&mut self, view: &View<'_>) -> Option<JudgedWindow> {
+    fn end_interrupted_change(&mut self, view: &View<'_>) -> Option<WindowJudgement> {
         let change = self.open_change.as_ref()?;
         let cause = change.interruption_cause(view)?;
         self.verdicts.latest = Some(change.kept_verdict(VerificationOutcome::Interrupted, None));
         self.open_change = None;
-        Some(JudgedWindow {
+        Some(WindowJudgement {
             reasons: vec![explain::explain_interruption(cause, view)],
-            ..JudgedWindow::default()
+            ..WindowJudgement::default()
         })
     }
 
@@ -315,9 +315,9 @@ impl<P> Verifier<P> {
         &mut self,
         measured: Option<MeasuredLogRatio>,
         view: &View<'_>,
-    ) -> JudgedWindow {
+    ) -> WindowJudgement {
         let Some(open_change) = self.open_change.take() else {
-            return JudgedWindow::default();
+            return WindowJudgement::default();
         };
 
         let outcome = if measured.is_some() {
@@ -328,9 +328,9 @@ impl<P> Verifier<P> {
         let verdict = open_change.kept_verdict(outcome, measured);
         let reason = explain::explain_verdict(&verdict, open_change.change.method, view);
         self.verdicts.latest = Some(verdict);
-        JudgedWindow {
+        WindowJudgement {
             reasons: reason.into_iter().collect(),
-            ..JudgedWindow::default()
+            ..WindowJudgement::default()
         }
     }
 
@@ -367,7 +367,7 @@ impl<P> Verifier<P> {
     }
 
     /// Rolls back to the reference: puts the failed plan on cooldown, and records the verdict.
-    fn roll_back(&mut self, regression: &Regression, view: &View<'_>) -> JudgedWindow {
+    fn roll_back(&mut self, regression: &Regression, view: &View<'_>) -> WindowJudgement {
         let deciding_tasks = self
             .history
             .as_ref()
@@ -382,7 +382,7 @@ impl<P> Verifier<P> {
             self.record_failure(view.previous_plan, &deciding_tasks, cooldown_factor, view);
         let change = self.open_change.take().map(|open| open.change);
         let Some(history) = &mut self.history else {
-            return JudgedWindow::default();
+            return WindowJudgement::default();
         };
 
         history.revert(regression.is_from_baseline);
@@ -408,7 +408,7 @@ impl<P> Verifier<P> {
         let measured_change =
             change.and_then(|change| explain::explain_verdict(&verdict, change.method, view));
         self.verdicts.latest = Some(verdict);
-        JudgedWindow {
+        WindowJudgement {
             reasons: [reason].into_iter().chain(measured_change).collect(),
             is_rolled_back: true,
             homes,
@@ -420,7 +420,7 @@ impl<P> Verifier<P> {
     fn rule(
         &self,
         decision: &Decision,
-        judged: &JudgedWindow,
+        judged: &WindowJudgement,
         cooldown: &PlanCooldown,
         view: &View<'_>,
     ) -> Option<Hold> {

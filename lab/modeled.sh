@@ -15,7 +15,7 @@ binary=${1:-target/chaos/cachemate}
 cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$PWD/target}/.cache}/cachemate/lab}
 out=$PWD/target/lab
 short='colors-hashed colors deaths gangs'
-full="settled hybrid gangs gangs-bare colors colors-hashed ways placement sharing deaths memory hotplug clock resctrl partitions disk"
+full="settled hybrid gangs gangs-bare colors colors-hashed ways placement sharing deaths memory hotplug clock resctrl auto-bandwidth partitions disk"
 # Run only if named in LAB_SCENARIOS, because they take long or have never run to completion.
 named="speed suspend nodes sweep traces traces-hashed probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real forecast services services-batch"
 scenarios=${LAB_SCENARIOS:-$([ -n "${LAB_FULL:-}" ] && echo "$full" || echo "$short")}
@@ -133,6 +133,7 @@ for name in $scenarios; do
         gangs-bare) scenario gangs-bare lab-vm --no-counters --no-rdt ;;
         colors) scenario colors lab-vm ;;
         auto-colors) scenario auto-colors lab-vm --no-rdt ;;
+        auto-bandwidth) throttling=1 scenario auto-bandwidth 'lab-vm?memory.bytes_per_cycle=1' ;;
         colors-hashed) scenario colors-hashed 'lab-vm?caches.l3.slices=128' ;;
         ways | auto-ways | auto-nothing) scenario "$name" lab-vm ;;
         placement | auto-placement) scenario "$name" 'lab-vm?packages=2' ;;

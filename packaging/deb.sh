@@ -93,6 +93,10 @@ echo /etc/cachemate/cachemate.toml >"$root/DEBIAN/conffiles"
 mkdir "$work/debian"
 cp packaging/debian/control "$work/debian/control"
 depends=$(cd "$work" && dpkg-shlibdeps -O "$name/usr/bin/cachemate" 2>/dev/null | sed -n 's/^shlibs:Depends=//p')
+# Its list of symbols takes what the C library has only moved since (threads, in 2.34) for new, so that an older Debian would
+# refuse a command that starts there.
+glibc=$(objdump -T "$root/usr/bin/cachemate" | grep -o 'GLIBC_[0-9.]*' | cut -d _ -f 2 | sort -Vu | tail -n 1)
+depends=$(echo "$depends" | sed "s/libc6 (>= [^)]*)/libc6 (>= $glibc)/")
 size=$(du -k -s --apparent-size "$root" | cut -f 1)
 sed -n "/^Package: $name\$/,/^\$/p" packaging/debian/control | sed '/^$/d' | sed "s|^Architecture: .*|Architecture: $arch|; s|\${shlibs:Depends}|$depends|
 /^Package:/a\\

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Tests that each package passes lintian, installs, upgrades under a running daemon, keeps an edited configuration, restarts
-# the daemon only if that is valid, gives way to the other under a running daemon, and is removed without a trace. The test
-# needs root rights and a network for a separate system (debootstrap, below target/); without them, it reports what was not
-# checked.
+# Tests that each package passes lintian, upgrades 0.1.0, upgrades under a running daemon, keeps an edited configuration,
+# restarts the daemon only if that is valid, gives way to the other under a running daemon, and is removed without a trace.
+# The test needs root rights and a network for a separate system (debootstrap, below target/); without them, it reports what
+# was not checked.
 # Usage: test-deb.sh CACHEMATE.deb CACHEMATE-DAEMON.deb
 set -eu
 cd "$(dirname "$0")/.."
@@ -41,13 +41,28 @@ mount -t proc proc "$root/proc"
 mount -t sysfs -o ro sysfs "$root/sys"
 within() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"; }
 
+# Makes NAME.deb, the package as another version, in which the text of the configuration differs.
+# Usage: as_version NAME VERSION
+as_version() {
+    dpkg-deb -R "$package" "$root/unpacked"
+    sed -i "s/^Version: .*/Version: $2/" "$root/unpacked/DEBIAN/control"
+    echo "# of version $2" >>"$root/unpacked/etc/cachemate/cachemate.toml"
+    dpkg-deb -Znone --root-owner-group --build "$root/unpacked" "$root/$1.deb" >/dev/null
+    rm -rf "$root/unpacked"
+}
+
 test_package() {
 package=$1 other=$2
 name=$(dpkg-deb -f "$package" Package)
 within find / -xdev -path /proc -prune -o -path /sys -prune -o -print | sort >"$root.before"
 cp "$package" "$root/package.deb"
-within dpkg -i /package.deb >/dev/null || fail 'it does not install'
 version=$(dpkg-deb -f "$package" Version)
+as_version lower 0.1.0
+as_version higher "$version+test1"
+within dpkg -i /lower.deb >/dev/null || fail 'it does not install'
+within dpkg -i --refuse-downgrade /package.deb >/dev/null 2>&1 || fail 'it does not upgrade 0.1.0'
+[ "$(within dpkg-query -W -f '${Version}' "$name")" = "$version" ] || fail "$version is lower than 0.1.0"
+cmp -s "$root/etc/cachemate/cachemate.toml" packaging/cachemate.toml || fail 'the upgrade from 0.1.0 left the old configuration, which nobody had edited'
 case $(within cachemate --version) in
     "cachemate ${version%%+*} ("*')') ;;
     "cachemate ${version%%+*}") echo 'not shown here: the commit in --version, as this is no release build of a repository' ;;
@@ -71,11 +86,6 @@ daemon=$!
 answers() { within cachemate status --json 2>/dev/null | grep -q '"windows"'; }
 for _ in $(seq 1 120); do answers && break; sleep 0.5; done
 answers || fail 'the daemon does not answer'
-higher=$root/higher
-dpkg-deb -R "$package" "$higher"
-sed -i 's/^Version: .*/&+test1/' "$higher/DEBIAN/control"
-dpkg-deb --root-owner-group --build "$higher" "$root/higher.deb" >/dev/null
-rm -rf "$higher"
 within dpkg --force-confold -i /higher.deb >/dev/null || fail 'it does not upgrade'
 answers || fail 'the daemon does not answer after the upgrade'
 grep -q 'window_ms = 500' "$root/etc/cachemate/cachemate.toml" || fail 'the upgrade took the edited configuration'
@@ -116,7 +126,7 @@ case $said in *'could not be restored'*) fail "$said" ;; esac
 [ -e "$root/etc/cachemate/cachemate.toml" ] || fail 'removing took the configuration'
 within dpkg -P "$name" >/dev/null 2>&1 || fail 'it cannot be purged'
 within dpkg -P cachemate cachemate-daemon >/dev/null 2>&1 || true
-rm -f "$root/package.deb" "$root/higher.deb" "$root/other.deb"
+rm -f "$root/package.deb" "$root/lower.deb" "$root/higher.deb" "$root/other.deb"
 within find / -xdev -path /proc -prune -o -path /sys -prune -o -print | sort >"$root.after"
 left=$(comm -13 "$root.before" "$root.after" | grep -v -e '^/var/lib/dpkg' -e '^/var/log' -e '^/run' -e '^/tmp' || true)
 rm -f "$root.before" "$root.after"

@@ -74,15 +74,18 @@ else
     not_made 'rpm packages: rpmbuild (package rpm)'
 fi
 image=$out/cachemate-$version-linux-$own.oci.tar
-python3 packaging/kubernetes/image.py "$own_built" "$image" "docker.io/local/cachemate:$version" >"$work/image.txt" 2>&1 ||
+python3 packaging/kubernetes/image.py "$own_built" "$image" >"$work/image.txt" 2>&1 ||
     { rm -f "$image"; not_made "the image: $(tail -n 1 "$work/image.txt")"; }
 scripts/wheel.sh "$own_built" "$tools/wheel" --zig --compatibility manylinux_2_28 >"$work/wheel.txt" 2>&1 ||
     { cat "$work/wheel.txt" >&2; exit 1; }
 cp "$tools"/wheel/*.whl "$out/" 2>/dev/null || not_made "the wheel: $(tail -n 1 "$work/wheel.txt")"
 if cargo cyclonedx --version >/dev/null 2>&1; then
+    # It writes a list beside the Cargo.toml of each crate; those of the command and of the wheel are given out.
     cargo cyclonedx --quiet --manifest-path crates/cli/Cargo.toml --format json --target "$own-unknown-linux-gnu" \
         --override-filename "cachemate-$version.cdx"
-    sed "s|file://$PWD|file:///cachemate|g" "crates/cli/cachemate-$version.cdx.json" >"$out/cachemate-$version.cdx.json"
+    for list in crates/cli/cachemate-$version.cdx.json python/cachemate-$version-python.cdx.json; do
+        sed "s|file://$PWD|file:///cachemate|g" "${list%/*}/cachemate-$version.cdx.json" >"$out/${list##*/}"
+    done
     find crates python benches xtask -name "cachemate-$version.cdx.json" -exec rm {} +
 else
     not_made 'the list of crates (SBOM): cargo install --locked cargo-cyclonedx'

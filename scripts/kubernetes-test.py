@@ -25,6 +25,9 @@ VALUES = {
     "default values": ([], 0),
     "with the extender": (["extender.enabled=true"], 0),
     "acting, on some nodes": (["node.mode=act", "node.nodeSelector.pool=batch", "node.tolerations[0].operator=Exists"], 0),
+    "with resctrl, and an extender with a token and a scheduler on the host's network": (
+        ["node.resctrl=true", "extender.enabled=true", "extender.schedulerTokenSecret=scheduler",
+         "extender.schedulerCidrs={10.0.0.4/32}"], 0),
     "with a monitor": (["podMonitor.enabled=true", "podMonitor.tokenSecret=cachemate-metrics"], 1),
 }
 

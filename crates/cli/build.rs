@@ -9,6 +9,7 @@ const RESULTS_DEPEND_ON: &[&str] = &[
     "../auto/src",
     "../core/src",
     "../fleet/src",
+    "../forecast/src",
     "../interval/src",
     "../locality/src",
     "../papers/src",

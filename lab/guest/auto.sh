@@ -127,3 +127,75 @@ auto_nothing() {
         "$found >= -0.01" "$(echo "$found" | tr -d -)"
     kill -9 "$q1" "$q2"
 }
+
+# level_of PID: the percent of memory bandwidth of the program's resctrl group, of one of ours only.
+level_of() {
+    group=$(sed -n 's/^res:\(cachemate-.*\)/\1/p' "/proc/$1/cpu_resctrl_groups")
+    [ -n "$group" ] && sed -n 's/^ *MB:0= *\([0-9]*\).*/\1/p' "/mnt/rdt/$group/schemata"
+}
+is_limited() { level=$(level_of "$1") && [ "$level" -lt 100 ]; }
+promise_state() { awk -F '"' '/^  "promises": \[$/ { on = 1 } /^  \]/ { on = 0 } on && $2 == "state" { print $4; exit }' status.json; }
+
+# A service whose lines fit into no cache and a stream behind the same slow memory: only less bandwidth for the stream keeps
+# the service's promise. It is four fifths of its rate alone.
+auto_bandwidth() {
+    mount -t resctrl resctrl /mnt/rdt
+    busy chase victim-1 0 12288; v1=$pid
+    usleep 100000
+    alone=$(rates 0.3 "$v1")
+    busy stream stream-1 1 16384; s1=$pid
+    usleep 100000
+    echo # the firmware's last line on the console has no end
+    beside=$(rates 0.3 "$v1" "$s1")
+    promised=$(awk "BEGIN { printf \"%.0f\", 0.8 * $alone }")
+    holds broken "a service and a stream on a memory of 2 GB/s: loads a second of the service, without cachemate" - "${beside% *}" \
+        "less than the promised $promised" "${beside% *} < $promised" "${beside% *}"
+    pids="$v1 $s1"
+    snapshot >before
+    limits="window_ms = 100
+[policy]
+name = \"auto\"
+parameters = { window_ns = 100_000_000 }
+[[rules]]
+command = \"victim-*\"
+min_rate = $promised.0
+[[rules]]
+command = \"stream-*\""
+
+    manage "$limits"
+    started=$(seconds_up)
+    within 20 is_limited "$s1"
+    took=$(awk "BEGIN { printf \"%.1f\", $(seconds_up) - $started }")
+    holds limited "the stream's limit of bandwidth under auto: percent, and seconds until the first" "$level %" "$took s" "below 100 %" \
+        "${level:-100} < 100" "${level:-none}"
+    # Each halving takes three windows.
+    usleep 1500000
+    under=$(rates 2 "$v1" "$s1")
+    status >status.json
+    cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
+    cachemate explain --socket /run/lab/s.sock "$v1" | sed 's/^/# /'
+    level=$(level_of "$s1")
+    holds kept "loads a second of the service, mean of two seconds under auto" "$(promise_state), stream at ${level:-100} %" "${under% *}" \
+        "at least $promised" "${under% *} >= $promised" "${under% *}"
+    report share "the stream's loads a second: under auto, without" note - "${under#* }, ${beside#* }" -
+    end
+    within 10 restored
+    same ended-restored "the daemon ends: everything is as before" "$(cat before)" "$(cat after)" "threads, groups, limits"
+
+    # Both start again, because a program reports its work to the first daemon that it finds only.
+    kill -9 "$v1" "$s1"
+    busy chase victim-1 0 12288; v1=$pid
+    busy stream stream-1 1 16384; s1=$pid
+    pids="$v1 $s1"
+    usleep 100000
+    snapshot >before
+    manage "$limits"
+    within 20 is_limited "$s1"
+    level=$(level_of "$s1")
+    kill -9 "$daemon"
+    wait "$daemon" 2>/dev/null
+    within 30 restored
+    same killed-restored "kill -9 while the stream has ${level:-no limit} % of bandwidth: everything is as before" "$(cat before) limited" \
+        "$(cat after) ${level:+limited}" "threads, groups, limits"
+    kill -9 "$v1" "$s1"
+}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Builds the OCI image of cachemate from its program alone: no daemon, no base image, no shell.
 
-usage: image.py PROGRAM IMAGE.tar [NAME]
+usage: image.py PROGRAM IMAGE.tar [NAME], which is docker.io/local/cachemate:VERSION
 
 The layer holds the program and the shared libraries that it names. Files have no owner, no time and a fixed order, so the
 same program gives the same bytes. IMAGE.tar is an OCI layout: `ctr image import`, `skopeo copy oci-archive:` and
@@ -13,9 +13,11 @@ import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 MAX_IMAGE_BYTES = 25 << 20
 ARCHITECTURES = {62: "amd64", 183: "arm64"}
@@ -23,6 +25,11 @@ ARCHITECTURES = {62: "amd64", 183: "arm64"}
 
 def fail(text):
     sys.exit(f"image.py: {text}")
+
+
+def version():
+    workspace = (Path(__file__).resolve().parents[2] / "Cargo.toml").read_text()
+    return re.search(r'^\[workspace\.package\]\n(?:[^[].*\n)*?version = "(.*)"$', workspace, re.MULTILINE)[1]
 
 
 def architecture(program):
@@ -81,7 +88,7 @@ def main():
     if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
     program, output = sys.argv[1:3]
-    name = sys.argv[3] if len(sys.argv) == 4 else "docker.io/local/cachemate:0.1.0"
+    name = sys.argv[3] if len(sys.argv) == 4 else f"docker.io/local/cachemate:{version()}"
     raw = layer(program)
     packed = gzip.compress(raw, 9, mtime=0)
     platform = {"architecture": architecture(program), "os": "linux"}

@@ -424,22 +424,19 @@ fn render_index(
     introduction
         .iter()
         .for_each(|paragraph| text.push_str(&format!("{}\n\n", wrap(paragraph, ""))));
-    text.push_str("| page | paper | quick runs met | full runs met | of the newest version |\n|---|---|---|---|---|\n");
+    text.push_str(
+        "| page | quick runs met | full runs met | of the newest version |\n|---|---|---|---|\n",
+    );
     for (paper, figures) in papers {
-        let (title, page, source, counts) = (
-            &paper.title,
-            &paper.page,
-            &paper.source,
-            count_cells(figures, newest),
-        );
-        text.push_str(&format!("| [{title}]({page}.md) | {source} | {counts} |\n"));
+        let (title, page, counts) = (&paper.title, &paper.page, count_cells(figures, newest));
+        text.push_str(&format!("| [{title}]({page}.md) | {counts} |\n"));
     }
     let all_figures: Vec<&ResultRecord> = papers
         .iter()
         .flat_map(|(_, figures)| figures.iter().copied())
         .collect();
     text.push_str(&format!(
-        "| all pages | | {} |\n",
+        "| all pages | {} |\n",
         count_cells(&all_figures, newest)
     ));
     text
@@ -916,7 +913,7 @@ mod tests {
         );
         let index = fs::read_to_string(root.path().join(RESULTS_DIR).join("index.md")).unwrap();
         assert!(
-            index.contains("| [X](x.md) | A | 0 of 0 | 1 of 1 | 1 |"),
+            index.contains("| [X](x.md) | 0 of 0 | 1 of 1 | 1 |"),
             "{index}"
         );
         fs::write(

@@ -108,6 +108,12 @@ const PIPELINE_PARTS: &[&str] = &[
 ];
 /// Crates that define these types, and the crate that builds them.
 const PIPELINE_CRATES: &[&str] = &["pipeline", "locality", "papers", "auto"];
+/// Markup that `maud` does not escape, and the files that write it: for styles and drawings of their own.
+const RAW_MARKUP: &str = "PreEscaped";
+const RAW_MARKUP_FILES: [&str; 2] = [
+    "crates/report/src/figure/svg.rs",
+    "crates/report/src/html_page.rs",
+];
 const POLICY_HEADINGS: &[&str] = &[
     "## Problem",
     "## Method",
@@ -304,6 +310,11 @@ fn check_source(
         if let Some(word) = UNFINISHED_MARKS.iter().find(|word| line.contains(**word)) {
             complain(format!("'{word}': finish it or write it down in an issue"));
         }
+        if line.contains(RAW_MARKUP) && !RAW_MARKUP_FILES.contains(&shown_path.as_str()) {
+            complain(format!(
+                "'{RAW_MARKUP}': only crates/report writes raw markup, in two files"
+            ));
+        }
         if is_in_tests {
             continue;
         }
@@ -462,6 +473,18 @@ mod tests {
         };
         assert_eq!(in_crate("repro", source).len(), 1);
         assert!(in_crate("pipeline", source).is_empty());
+    }
+
+    /// Is markup that is not escaped reported everywhere, tests included, but in two files?
+    #[test]
+    fn raw_markup_stands_in_two_files_only() {
+        let source = format!("#[cfg(test)]\nfn f() {{ {RAW_MARKUP}(\"\") }}\n");
+        let in_file =
+            |file: &str| complaints_of(&[("crates/report/Cargo.toml", ""), (file, &source)]);
+        assert_eq!(in_file("crates/report/src/html.rs").len(), 1);
+        for file in RAW_MARKUP_FILES {
+            assert!(in_file(file).is_empty(), "{file}");
+        }
     }
 
     /// Does a policy without its page, or with half a page, fail?

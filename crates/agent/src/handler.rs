@@ -22,7 +22,7 @@ use crate::layout::{PAGE_BYTES, TARGET_BYTES, TICK_MS, parse_target};
 use crate::ledger::Ledger;
 use crate::maps::{AddressRange, AddressRanges, read_ranges};
 use crate::removed_ranges::RemovedRanges;
-use crate::sys::{self, fault};
+use crate::sys::{self, userfaultfd};
 use crate::timing::{BATCH_PAGES, ReferenceSet};
 
 mod refill;
@@ -270,7 +270,7 @@ impl Agent {
         // The half to which pages are moved must be a range whose missing pages the agent handles.
         let half_slots = u64::from(self.frame_pool.half_slots());
         let start = self.region as u64;
-        if fault::register_range(
+        if userfaultfd::register_range(
             self.files.fault_fd,
             start + half_slots * PAGE,
             half_slots * PAGE,
@@ -306,7 +306,7 @@ impl Agent {
 
         for message in &messages[..read_bytes as usize / 32] {
             match message[0] as u8 {
-                fault::EVENT_FAULT => self.serve_fault(message[2] & !(PAGE - 1)),
+                userfaultfd::EVENT_FAULT => self.serve_fault(message[2] & !(PAGE - 1)),
                 _ => self.track_layout_change(message),
             }
         }
@@ -316,13 +316,13 @@ impl Agent {
     /// Handles a message about memory that was moved or removed, and ignores any other.
     fn track_layout_change(&mut self, message: &[u64; 4]) {
         match message[0] as u8 {
-            fault::EVENT_REMAP => self.track_remap(message[1], message[2], message[3]),
-            fault::EVENT_REMOVE => {
+            userfaultfd::EVENT_REMAP => self.track_remap(message[1], message[2], message[3]),
+            userfaultfd::EVENT_REMOVE => {
                 self.removed_ranges
                     .record(message[1], message[2], self.counters.turn);
                 self.record_unmapped(message[1], message[2]);
             }
-            fault::EVENT_UNMAP => self.record_unmapped(message[1], message[2]),
+            userfaultfd::EVENT_UNMAP => self.record_unmapped(message[1], message[2]),
             _ => {}
         }
     }
@@ -368,7 +368,7 @@ impl Agent {
                     break;
                 };
 
-                if fault::move_page(
+                if userfaultfd::move_page(
                     self.files.fault_fd,
                     self.slot_address(slot) as u64,
                     next_page,
@@ -415,7 +415,7 @@ impl Agent {
 
         if let Some((slot, free_list)) = supply {
             let move_status =
-                fault::move_page(self.files.fault_fd, self.slot_address(slot) as u64, page);
+                userfaultfd::move_page(self.files.fault_fd, self.slot_address(slot) as u64, page);
             if move_status >= 0 {
                 self.release_slot(slot);
                 self.counters.fallback_frames += u64::from(allowed.is_none());
@@ -426,15 +426,15 @@ impl Agent {
                 move_status,
                 sys::EEXIST | sys::EAGAIN | sys::ENOENT | sys::ESRCH
             ) {
-                fault::wake_waiters(self.files.fault_fd, page); // present already, being removed, or to be requested again
+                userfaultfd::wake_waiters(self.files.fault_fd, page); // present already, being removed, or to be requested again
                 return false;
             }
         }
         // The page is not writable now, or locked, or there is no frame: it gets the kernel's zero page, and a frame of
         // the kernel on the first write.
         self.counters.kernel_frames += 1;
-        if fault::map_zero_page(self.files.fault_fd, page) < 0 {
-            fault::wake_waiters(self.files.fault_fd, page);
+        if userfaultfd::map_zero_page(self.files.fault_fd, page) < 0 {
+            userfaultfd::wake_waiters(self.files.fault_fd, page);
         }
         false
     }
@@ -524,7 +524,7 @@ impl Agent {
         read_ranges(&mut self.ranges, self.own_range, program, &mut self.buffer);
         for range in self.ranges.as_slice() {
             // A range that cannot be registered keeps the kernel's frames; registering a range twice changes nothing.
-            fault::register_range(self.files.fault_fd, range.start, range.end - range.start);
+            userfaultfd::register_range(self.files.fault_fd, range.start, range.end - range.start);
         }
     }
 
@@ -658,7 +658,7 @@ impl Agent {
         let fresh_page = self.slot_address(fresh_slot);
         let parked_page = self.slot_address(in_flight_slot);
         let move_start_ns = sys::now_ns();
-        if fault::move_page(self.files.fault_fd, page, parked_page as u64) < 0 {
+        if userfaultfd::move_page(self.files.fault_fd, page, parked_page as u64) < 0 {
             self.counters.busy_pages += 1;
             self.frame_pool
                 .push(FreeList::EmptyInFlight, in_flight_slot);
@@ -705,7 +705,7 @@ impl Agent {
                 return false;
             };
 
-            match fault::move_page(self.files.fault_fd, copy, in_flight_page.address) {
+            match userfaultfd::move_page(self.files.fault_fd, copy, in_flight_page.address) {
                 0.. => {
                     self.in_flight = None;
                     return true;
@@ -721,13 +721,16 @@ impl Agent {
                 // content. If even this fails, the range no longer exists.
                 _ => {
                     self.in_flight = None;
-                    if fault::map_copied_page(self.files.fault_fd, original, in_flight_page.address)
-                        >= 0
+                    if userfaultfd::map_copied_page(
+                        self.files.fault_fd,
+                        original,
+                        in_flight_page.address,
+                    ) >= 0
                     {
                         self.counters.copied_back += 1;
                     } else {
                         self.counters.lost_pages += 1;
-                        fault::wake_waiters(self.files.fault_fd, in_flight_page.address);
+                        userfaultfd::wake_waiters(self.files.fault_fd, in_flight_page.address);
                     }
                     return false;
                 }
@@ -748,8 +751,8 @@ impl Agent {
         }
 
         match message[0] as u8 {
-            fault::EVENT_FAULT => {
-                fault::wake_waiters(self.files.fault_fd, message[2] & !(PAGE - 1));
+            userfaultfd::EVENT_FAULT => {
+                userfaultfd::wake_waiters(self.files.fault_fd, message[2] & !(PAGE - 1));
             }
             _ => self.track_layout_change(&message),
         }

@@ -14,7 +14,7 @@ use crate::layout::{
     parse_target,
 };
 use crate::ledger::Ledger;
-use crate::sys::{self, decimal_digits, fault};
+use crate::sys::{self, decimal_digits, userfaultfd};
 use crate::timing::ReferenceSet;
 
 unsafe extern "C" {
@@ -85,7 +85,7 @@ extern "C" fn after_fork_in_child() {
 pub fn register_mapping(start: usize, bytes: usize) {
     let fd = REGISTRATION_FD.load(Ordering::Relaxed);
     if fd >= 0 && is_served_process() {
-        fault::register_range(
+        userfaultfd::register_range(
             fd as isize,
             start as u64,
             bytes.next_multiple_of(PAGE_BYTES) as u64,
@@ -192,11 +192,15 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
         return report_refusal("refused no ledger\n");
     };
 
-    let fault_fd = fault::open();
+    let fault_fd = userfaultfd::open();
     if fault_fd < 0 {
         return report_refusal("refused userfaultfd is not permitted\n");
     }
-    if fault::enable_features(fault_fd, fault::MOVE_PAGES | fault::EVENTS) < 0 {
+    if userfaultfd::enable_features(
+        fault_fd,
+        userfaultfd::FEATURE_MOVE | userfaultfd::FEATURE_EVENTS,
+    ) < 0
+    {
         return report_refusal("refused the kernel cannot move pages (UFFDIO_MOVE, Linux 6.8)\n");
     }
     let Some(memory) = AgentMemory::new(hold_pages) else {

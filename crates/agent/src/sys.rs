@@ -26,18 +26,30 @@ pub(crate) const UNSHARE: usize = 272;
 const USERFAULTFD: usize = 323;
 pub(crate) const CLOSE_RANGE: usize = 436;
 
-/// Result of [`call`]: nothing to read now, or the memory layout is being changed.
+/// `O_CLOEXEC` of open(2) and userfaultfd(2).
+const O_CLOEXEC: usize = 0o2_000_000;
+/// `O_NONBLOCK`.
+const O_NONBLOCK: usize = 0o4_000;
+/// `CLOCK_MONOTONIC`.
+const CLOCK_MONOTONIC: usize = 1;
+/// `POLLIN`: there is something to read.
+const POLLIN: u64 = 1;
+
+/// Result of a [`call`]: nothing to read now, or the memory layout is being changed.
 pub const EAGAIN: isize = -11;
-/// Result of [`call`]: a signal arrived first.
+/// Result of a [`call`]: a signal arrived first.
 pub const EINTR: isize = -4;
-/// Result of [`call`]: the page is in use elsewhere (pinned, or shared with a child).
+/// Result of [`userfaultfd::move_page`]: the page is in use elsewhere (pinned, or shared with a child).
 pub const EBUSY: isize = -16;
-/// Result of [`call`]: the page is already present.
+/// Result of a request that maps a page: the page is already present.
 pub const EEXIST: isize = -17;
-/// Result of [`call`]: nothing is registered there, or there is no page to move.
+/// Result of a request that maps a page: nothing is registered there, or there is no page to move.
 pub const ENOENT: isize = -2;
-/// Result of [`call`]: the process is ending.
+/// Result of a request that maps a page: the process is ending.
 pub const ESRCH: isize = -3;
+/// Result of a [`call`] that does not exist.
+#[cfg(not(target_arch = "x86_64"))]
+const ENOSYS: isize = -38;
 
 /// A system call; a negative result is the negated error number. Arguments that are left out are 0.
 ///
@@ -72,14 +84,14 @@ pub unsafe fn call<const N: usize>(number: usize, args: [usize; N]) -> isize {
 /// None needed.
 #[cfg(not(target_arch = "x86_64"))]
 pub unsafe fn call<const N: usize>(_: usize, _: [usize; N]) -> isize {
-    -38
+    ENOSYS
 }
 
 /// Nanoseconds of a monotonic clock.
 pub fn now_ns() -> u64 {
     let mut time = [0u64; 2];
     // SAFETY: the kernel writes two words.
-    unsafe { call(CLOCK_GETTIME, [1, time.as_mut_ptr() as usize]) };
+    unsafe { call(CLOCK_GETTIME, [CLOCK_MONOTONIC, time.as_mut_ptr() as usize]) };
     time[0] * 1_000_000_000 + time[1]
 }
 
@@ -98,7 +110,7 @@ pub fn yield_cpu() {
 /// Opens a file, close-on-exec; a negative result is an error. A new file belongs to its user alone.
 pub fn open(path: &CStr, flags: usize) -> isize {
     // SAFETY: a path that ends with a zero.
-    unsafe { call(OPEN, [path.as_ptr() as usize, flags | 0o2_000_000, 0o600]) }
+    unsafe { call(OPEN, [path.as_ptr() as usize, flags | O_CLOEXEC, 0o600]) }
 }
 
 /// Closes a descriptor of the agent.
@@ -121,7 +133,7 @@ pub fn read<T: Plain>(fd: isize, words: &mut [T]) -> isize {
 /// Reads from this place of a file; returns the number of bytes.
 pub fn read_at<T: Plain>(fd: isize, words: &mut [T], offset: u64) -> isize {
     let address = words.as_mut_ptr() as usize;
-    // SAFETY: as in [`read`].
+    // SAFETY: the kernel writes at most that many bytes, and every pattern of bits is valid.
     unsafe {
         call(
             PREAD,
@@ -138,8 +150,9 @@ pub fn write_at_start(fd: isize, text: &[u8]) {
 
 /// Waits until a descriptor has something to read, for at most this time. Returns whether it has.
 pub fn wait_for_input(fd: isize, max_wait_ms: u64) -> bool {
-    let mut poll_fd = [fd as u64 | 1 << 32];
-    // SAFETY: one pollfd: descriptor, POLLIN.
+    // One `struct pollfd`: the descriptor, then the events.
+    let mut poll_fd = [fd as u64 | POLLIN << 32];
+    // SAFETY: one pollfd.
     unsafe {
         call(
             POLL,
@@ -191,8 +204,8 @@ pub unsafe fn zero_page(page: *mut u8) {
 
 /// The part of userfaultfd(2) that the agent needs. The numbers are those of `linux/userfaultfd.h` in a version newer
 /// than most installed ones.
-pub mod fault {
-    use super::{IOCTL, USERFAULTFD, call};
+pub mod userfaultfd {
+    use super::{IOCTL, O_CLOEXEC, O_NONBLOCK, USERFAULTFD, call};
 
     /// A thread has touched a missing page: message word 2 is the address.
     pub const EVENT_FAULT: u8 = 0x12;
@@ -203,19 +216,28 @@ pub mod fault {
     /// munmap(2): message words 1 and 2 are the start and the end.
     pub const EVENT_UNMAP: u8 = 0x16;
 
+    // Requests of ioctl(2), whose kernel names begin with `UFFDIO_`.
     const API: usize = 0xc018_aa3f;
     const REGISTER: usize = 0xc020_aa00;
     const WAKE: usize = 0x8010_aa02;
     const COPY: usize = 0xc028_aa03;
     const ZEROPAGE: usize = 0xc020_aa04;
     const MOVE: usize = 0xc028_aa05;
+    /// `UFFD_API`, the version of the interface.
+    const API_VERSION: u64 = 0xaa;
+    /// `UFFDIO_REGISTER_MODE_MISSING`.
+    const REGISTER_MODE_MISSING: u64 = 1;
     const PAGE: u64 = crate::layout::PAGE_BYTES as u64;
 
-    /// Moving pages (Linux 6.8).
-    pub const MOVE_PAGES: u64 = 1 << 16;
+    /// `UFFD_FEATURE_MOVE`: moving pages (Linux 6.8).
+    pub const FEATURE_MOVE: u64 = 1 << 16;
+    const FEATURE_EVENT_REMAP: u64 = 1 << 2;
+    const FEATURE_EVENT_REMOVE: u64 = 1 << 3;
+    const FEATURE_EVENT_UNMAP: u64 = 1 << 6;
     /// Remapping, removing and unmapping are reported. The thread waits until the report was read, so the handler
     /// itself must never do any of these.
-    pub const EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
+    pub const FEATURE_EVENTS: u64 =
+        FEATURE_EVENT_REMAP | FEATURE_EVENT_REMOVE | FEATURE_EVENT_UNMAP;
 
     fn ioctl(fd: isize, request: usize, words: &mut [u64]) -> isize {
         // SAFETY: the kernel reads and writes as many words as each request has; all callers pass that many.
@@ -225,16 +247,16 @@ pub mod fault {
     /// handled as well, because a program's read(2) into fresh memory would fail otherwise.
     pub fn open() -> isize {
         // SAFETY: no memory is passed.
-        unsafe { call(USERFAULTFD, [0o2_004_000]) }
+        unsafe { call(USERFAULTFD, [O_CLOEXEC | O_NONBLOCK]) }
     }
     /// Initializes the userfaultfd with these features; negative if the kernel lacks one, or the file is in use
     /// already.
     pub fn enable_features(fd: isize, features: u64) -> isize {
-        ioctl(fd, API, &mut [0xaa, features, 0])
+        ioctl(fd, API, &mut [API_VERSION, features, 0])
     }
     /// Makes the kernel report missing pages of the range.
     pub fn register_range(fd: isize, start: u64, bytes: u64) -> isize {
-        ioctl(fd, REGISTER, &mut [start, bytes, 1, 0])
+        ioctl(fd, REGISTER, &mut [start, bytes, REGISTER_MODE_MISSING, 0])
     }
     /// Wakes the threads that wait for the page without mapping anything there, so that they fault again.
     pub fn wake_waiters(fd: isize, page: u64) -> isize {

@@ -36,7 +36,9 @@ use cachemate_papers::partition::units::pages_to_move;
 use cachemate_papers::policies::{ParameterError, ParameterRange, parse_parameters};
 use serde::Deserialize;
 
-use allocate::{Allocation, AllocationLimits, Claimant, PartitionKind, SizingObjective, allocate};
+use allocate::{
+    Allocation, AllocationLimits, Claimant, PartitionKind, ProgramPace, SizingObjective, allocate,
+};
 use share_evidence::{MIN_MEASURED_WINDOWS, ShareEvidence};
 use share_speeds::ShareSpeeds;
 use trace_planner::{TracePlanner, TraceTerms};
@@ -471,7 +473,7 @@ fn explain_allocation(
     }
 }
 
-/// Forecasts of the performance of all processes on one cache.
+/// Forecasts of how all processes on one cache run.
 struct SizingForecast<'a> {
     view: &'a View<'a>,
     domain: &'a PartitionedCache<'a>,
@@ -485,34 +487,23 @@ struct SizingForecast<'a> {
 }
 
 impl SizingForecast<'_> {
-    /// The performance under the present shares, with measured values as far as there are any.
-    fn current_performance(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
-        let forecast = self.forecast_speeds_under(shares)?;
-        let measured_or_forecast =
-            |(cache_process, estimate): (&CacheProcess<'_>, (f64, f64))| match self
-                .speeds
-                .measured_speed(cache_process.process)
-            {
-                Some(speed) => (
-                    speed.misses_per_kilo_instr.unwrap_or(estimate.0),
-                    speed.cycles_per_instr,
-                ),
-                None => estimate,
-            };
-
-        Some(
-            self.domain
-                .processes
-                .iter()
-                .zip(forecast)
-                .map(measured_or_forecast)
-                .collect(),
-        )
+    /// The paces under the present shares, with measured values as far as there are any.
+    fn current_paces(&self, shares: &[CacheShare]) -> Option<Vec<ProgramPace>> {
+        let mut paces = self.forecast_paces(shares)?;
+        for (pace, cache_process) in paces.iter_mut().zip(&self.domain.processes) {
+            if let Some(measured) = self.speeds.measured_speed(cache_process.process) {
+                pace.cycles_per_instr = measured.cycles_per_instr;
+                if let Some(misses) = measured.misses_per_kilo_instr {
+                    pace.misses_per_kilo_instr = misses;
+                }
+            }
+        }
+        Some(paces)
     }
 
-    /// The misses per thousand instructions and the cycles per instruction of each claimant under these shares, if all
-    /// run on this cache's CPUs. Tasks are renamed by order of arrival, so that ids never decide ties.
-    fn forecast_speeds_under(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
+    /// The pace of each claimant under these shares, if all run on this cache's CPUs. Tasks are renamed by order of
+    /// arrival, so that ids never decide ties.
+    fn forecast_paces(&self, shares: &[CacheShare]) -> Option<Vec<ProgramPace>> {
         let bytes = self.domain.cache.size_bytes?;
         let mut profiles = Profiles::new();
         let mut plan = Plan::idle(self.view.previous_plan.window);
@@ -537,33 +528,28 @@ impl SizingForecast<'_> {
             },
             &plan,
         );
-        let speed_of_claimant = |index: usize| {
+        let pace_of_claimant = |index: usize| {
             let task_forecast = forecast.tasks.get(&TaskId(index as u32))?;
-            Some((
-                task_forecast.misses_per_kilo_instr?.value,
-                1.0 / task_forecast.instr_per_cycle?.value,
-            ))
+            Some(ProgramPace {
+                misses_per_kilo_instr: task_forecast.misses_per_kilo_instr?.value,
+                cycles_per_instr: 1.0 / task_forecast.instr_per_cycle?.value,
+            })
         };
-        let forecasts: Option<Vec<(f64, f64)>> =
-            (0..self.claimants.len()).map(speed_of_claimant).collect();
-        forecasts.filter(|speeds| {
-            speeds
-                .iter()
-                .all(|(misses, cycles)| misses.is_finite() && cycles.is_finite())
-        })
+        let paces: Option<Vec<ProgramPace>> =
+            (0..self.claimants.len()).map(pace_of_claimant).collect();
+        let is_finite = |pace: &ProgramPace| {
+            pace.misses_per_kilo_instr.is_finite() && pace.cycles_per_instr.is_finite()
+        };
+        paces.filter(|paces| paces.iter().all(is_finite))
     }
 
-    fn count_missed_goals(&self, performances: &[(f64, f64)]) -> usize {
-        let is_broken = |(claimant, &(_, cycles)): (&Claimant, &(f64, f64))| {
+    fn count_missed_goals(&self, paces: &[ProgramPace]) -> usize {
+        let is_missed = |(claimant, pace): &(&Claimant, &ProgramPace)| {
             claimant
                 .max_slowdown
-                .is_some_and(|limit| claimant.misses_goal(cycles, limit))
+                .is_some_and(|limit| claimant.misses_goal(pace.cycles_per_instr, limit))
         };
-        self.claimants
-            .iter()
-            .zip(performances)
-            .filter(|entry| is_broken(*entry))
-            .count()
+        self.claimants.iter().zip(paces).filter(is_missed).count()
     }
 
     /// The shares to adopt, with the forecast gain; an empty list means the whole cache. `None` if the present shares
@@ -576,43 +562,46 @@ impl SizingForecast<'_> {
         reasons: &mut Vec<Reason>,
     ) -> Option<(Vec<CacheShare>, f64)> {
         let objective = parameters.objective;
-        let current_speeds = self.current_performance(current_shares)?;
-        let score_of = |performances: &[(f64, f64)]| objective.score(self.claimants, performances);
+        let current_paces = self.current_paces(current_shares)?;
+        let cost_of = |paces: &[ProgramPace]| objective.cost(self.claimants, paces);
         let mut candidates = vec![proposed_shares];
         if !self.domain.is_undivided(current_shares) {
             candidates.push(self.domain.undivided_shares(parameters.page_migration));
         }
-        let candidate_forecasts: Option<Vec<_>> = candidates
+        let candidate_paces: Option<Vec<_>> = candidates
             .iter()
-            .map(|shares| self.forecast_speeds_under(shares))
+            .map(|shares| self.forecast_paces(shares))
             .collect();
-        let forecasts = candidate_forecasts?;
-        let best_index = (0..candidates.len()).reduce(|a, b| {
-            let rank_key = |index: usize| {
-                (
-                    self.count_missed_goals(&forecasts[index]),
-                    score_of(&forecasts[index]),
-                )
-            };
-            if rank_key(b) < rank_key(a) { b } else { a }
+        let candidate_paces = candidate_paces?;
+        // Fewer missed goals first, then the smaller cost; the first of equal ones.
+        let rank = |index: usize| {
+            let paces = &candidate_paces[index];
+            (self.count_missed_goals(paces), cost_of(paces))
+        };
+        let best_index = (0..candidates.len()).reduce(|best, index| {
+            if rank(index) < rank(best) {
+                index
+            } else {
+                best
+            }
         })?;
-        let (chosen_shares, chosen_forecast) =
-            (candidates.swap_remove(best_index), &forecasts[best_index]);
+        let chosen_shares = candidates.swap_remove(best_index);
+        let chosen_paces = &candidate_paces[best_index];
         if chosen_shares == current_shares {
             return None;
         }
-        let meets_more_goals =
-            self.count_missed_goals(chosen_forecast) < self.count_missed_goals(&current_speeds);
-        let misses_more_goals =
-            self.count_missed_goals(chosen_forecast) > self.count_missed_goals(&current_speeds);
-        let relative_gain = (score_of(&current_speeds) - score_of(chosen_forecast))
-            / score_of(&current_speeds).abs().max(1e-9);
+        let current_misses = self.count_missed_goals(&current_paces);
+        let chosen_misses = self.count_missed_goals(chosen_paces);
+        let meets_more_goals = chosen_misses < current_misses;
+        let misses_more_goals = chosen_misses > current_misses;
+        let relative_gain = (cost_of(&current_paces) - cost_of(chosen_paces))
+            / cost_of(&current_paces).abs().max(1e-9);
         let cost_ns = self.copies * self.copying_cost_ns(&chosen_shares);
         // Share of the time that the change saves, summed over all processes.
-        let saved_share = current_speeds
+        let saved_share = current_paces
             .iter()
-            .zip(chosen_forecast)
-            .map(|(current, forecast)| 1.0 - forecast.1 / current.1)
+            .zip(chosen_paces)
+            .map(|(current, chosen)| 1.0 - chosen.cycles_per_instr / current.cycles_per_instr)
             .sum::<f64>();
         let saved_ns = saved_share * self.payback_ns;
         let pays_off = match objective {

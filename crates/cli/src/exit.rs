@@ -1,4 +1,4 @@
-//! Exit codes: 0 success, 1 invalid input or host, 2 usage, 130 interrupted.
+//! Exit codes: 0 success, 1 invalid input or host, 2 usage, 130 interrupted; and that of a program that was run.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -57,25 +57,26 @@ pub fn exit_code_of(result: anyhow::Result<()>) -> ExitCode {
     }
 }
 
-/// Describes an error and its causes, without causes that the error above them already quotes. The location, which
-/// comes first, is named once.
+/// Describes an error and its causes. A cause that ends the error above it is quoted there, and left out. The location,
+/// which comes first, is named once.
 fn describe(error: &anyhow::Error) -> String {
-    let mut causes = error.chain().map(ToString::to_string);
-    let outermost_cause = causes.next().unwrap_or_default();
-    let text = causes.fold(outermost_cause, |text, cause| {
-        if text.ends_with(&cause) {
-            text
-        } else {
-            format!("{text}: {cause}")
+    let mut message = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if message.is_empty() {
+            message = cause;
+        } else if !message.ends_with(&cause) {
+            message = format!("{message}: {cause}");
         }
-    });
-    let repetition = locations(&text).find_map(|location| {
+    }
+    let repetition = locations(&message).find_map(|location| {
         let repetition = format!(": {location}: ");
-        text.contains(&repetition).then_some(repetition)
+        message.contains(&repetition).then_some(repetition)
     });
-    let text = repetition.map_or(text.clone(), |repetition| text.replace(&repetition, ": "));
-    let hint = nearest_file_hint(&text).unwrap_or_default();
-    in_plain_words(&text) + &hint
+    if let Some(repetition) = repetition {
+        message = message.replace(&repetition, ": ");
+    }
+    let hint = nearest_file_hint(&message).unwrap_or_default();
+    in_plain_words(&message) + &hint
 }
 
 /// What may be the path at the beginning of a message, the longest first, because a path may contain a colon.

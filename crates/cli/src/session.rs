@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
-use cachemate_report::terminal::Paint;
+use cachemate_report::terminal::TerminalStyle;
 use cachemate_report::text::EscapedText;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
@@ -30,7 +30,7 @@ pub struct Session {
     is_quiet: bool,
     /// Whether `--json` was given.
     prints_json: bool,
-    paint: Paint,
+    terminal_style: TerminalStyle,
     /// Columns of the terminal; `None` if standard output is not a terminal.
     columns: Option<usize>,
     interrupted: Arc<AtomicBool>,
@@ -69,7 +69,7 @@ impl Session {
             is_quiet: global.quiet,
             prints_json,
             shows_notes: io::stderr().is_terminal() && !global.quiet,
-            paint: Paint {
+            terminal_style: TerminalStyle {
                 color,
                 width: width.unwrap_or(100).min(160),
             },
@@ -96,8 +96,8 @@ impl Session {
         self.columns
     }
 
-    pub fn paint(&self) -> Paint {
-        self.paint
+    pub fn terminal_style(&self) -> TerminalStyle {
+        self.terminal_style
     }
 
     /// Ctrl-C and termination signals set this flag.

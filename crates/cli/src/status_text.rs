@@ -14,8 +14,8 @@ use serde::Serialize;
 
 use cachemate_daemon::status::{DaemonStatus, describe_evidence_level};
 use cachemate_page::{
-    CacheSnapshot, ContentionClass, DecisionSnapshot, GangSnapshot, PromiseSnapshot,
-    ServiceSnapshot, ShareSnapshot, TaskSnapshot, describe_thread,
+    BandwidthSnapshot, CacheSnapshot, ContentionClass, DecisionSnapshot, GangSnapshot,
+    PromiseSnapshot, ServiceSnapshot, ShareSnapshot, TaskSnapshot, describe_thread,
 };
 
 use crate::service_text::render_services;
@@ -223,7 +223,38 @@ fn cache_tables(status: &DaemonStatus, max_rows: usize) -> String {
             text.push_str(&format!("and {} more\n", tasks.len() - max_rows));
         }
     }
-    text
+    text + &dash_lines(&status.snapshot.tasks)
+}
+
+/// For each measurement that a thread lacks, the step that would give it.
+fn dash_lines(tasks: &[TaskSnapshot]) -> String {
+    let measurements: [(&str, &str, fn(&TaskSnapshot) -> bool); 4] = [
+        (
+            "intensity, sensitivity",
+            "policy intensity-gangs probes each thread for them",
+            |task| task.intensity.is_none() || task.sensitivity.is_none(),
+        ),
+        (
+            "forecast",
+            "the plan's forecast needs a curve of the program: a recorded profile has one",
+            |task| task.forecast_slowdown.is_none(),
+        ),
+        (
+            "measured",
+            "the speed alone is unknown: a recorded profile has it",
+            |task| task.measured_slowdown.is_none(),
+        ),
+        (
+            "work/s",
+            "no counter, no busy system calls: reports of its work (cachemate-progress.h) would tell",
+            |task| task.progress_per_second.is_none() && task.cpu_share.is_some_and(|s| s > 0.0),
+        ),
+    ];
+    measurements
+        .into_iter()
+        .filter(|(_, _, is_missing)| tasks.iter().any(is_missing))
+        .map(|(columns, step, _)| format!("'-' under {columns}: {step}\n"))
+        .collect()
 }
 
 /// One line per cache, without threads.
@@ -273,11 +304,21 @@ pub fn shares_text(status: &DaemonStatus) -> String {
         let occupancy_text = share.occupancy_bytes.map_or(String::new(), |bytes| {
             format!(", {} occupied", format_size(bytes))
         });
-        let task_names: Vec<String> = share
-            .tasks
-            .iter()
-            .map(|id| task_name(status, *id))
-            .collect();
+        let events_text: String = [
+            share
+                .memory_bytes_per_second
+                .map(|bytes| format!("{} GB/s of memory traffic", format_number(bytes / 1e9))),
+            share
+                .core_watts
+                .map(|watts| format!("{} W", format_number(watts))),
+            share
+                .memory_stall_cycles_per_second
+                .map(|cycles| format!("{} stalled cycles a second", format_number(cycles))),
+        ]
+        .into_iter()
+        .flatten()
+        .map(|text| format!(", {text}"))
+        .collect();
         let units_text = match (&share.ways, &share.colors) {
             (Some(ways), _) => format!("ways {ways}"),
             (None, colors) => format!("colors {}", colors.as_deref().unwrap_or("-")),
@@ -304,13 +345,27 @@ pub fn shares_text(status: &DaemonStatus) -> String {
             .iter()
             .map(|note| format!("  {note}\n"))
             .collect();
-        let tasks_text = task_names.join(" + ");
         format!(
-            "{units_text} of cache {}{occupancy_text}{allowed_text}{progress_text}: {tasks_text}\n{notes}",
-            share.cache
+            "{units_text} of cache {}{occupancy_text}{events_text}{allowed_text}{progress_text}: {}\n{notes}",
+            share.cache,
+            members_text(status, &share.tasks)
         )
     };
-    status.snapshot.shares.iter().map(share_line).collect()
+    let limit_line = |limit: &BandwidthSnapshot| {
+        let members = members_text(status, &limit.tasks);
+        format!(
+            "at most {} of the memory bandwidth of cache {}: {members}\n",
+            limit.limit, limit.cache
+        )
+    };
+    let shares = status.snapshot.shares.iter().map(share_line);
+    let limits = status.snapshot.bandwidth_limits.iter().map(limit_line);
+    shares.chain(limits).collect()
+}
+
+fn members_text(status: &DaemonStatus, tasks: &[u32]) -> String {
+    let names: Vec<String> = tasks.iter().map(|id| task_name(status, *id)).collect();
+    names.join(" + ")
 }
 
 pub fn decisions_text(decisions: &[DecisionSnapshot], max_lines: usize) -> String {
@@ -573,6 +628,35 @@ mod tests {
         );
     }
 
+    /// Does each column with a dash name its step, and a column without one none?
+    #[test]
+    fn a_dash_of_a_thread_names_the_step_that_would_tell() {
+        let known = TaskSnapshot {
+            intensity: Some(Estimate::exact(0.1)),
+            sensitivity: Some(Estimate::exact(0.1)),
+            forecast_slowdown: Some(0.0),
+            measured_slowdown: Some(0.0),
+            progress_per_second: Some(1.0),
+            cpu_share: Some(1.0),
+            ..TaskSnapshot::default()
+        };
+        assert_eq!(dash_lines(std::slice::from_ref(&known)), "");
+        let sleeping = TaskSnapshot {
+            progress_per_second: None,
+            cpu_share: Some(0.0),
+            ..known.clone()
+        };
+        assert_eq!(dash_lines(&[sleeping]), "", "a sleeping thread has no rate");
+        let unknown = TaskSnapshot {
+            measured_slowdown: None,
+            ..known.clone()
+        };
+        assert_eq!(
+            dash_lines(&[known, unknown]),
+            "'-' under measured: the speed alone is unknown: a recorded profile has it\n"
+        );
+    }
+
     /// Are changes that the mode does not allow listed once, and apart from those that the host refused?
     #[test]
     fn observing_refuses_nothing() {
@@ -679,6 +763,11 @@ mod tests {
             tasks: vec![7],
             ..ShareSnapshot::default()
         };
+        let limit = BandwidthSnapshot {
+            limit: "50 %".into(),
+            tasks: vec![7],
+            ..BandwidthSnapshot::default()
+        };
         let decision = DecisionSnapshot {
             window: 1,
             kind: ReasonKind::Explanation,
@@ -691,6 +780,7 @@ mod tests {
             tasks: tasks.clone(),
             gangs,
             shares: vec![share],
+            bandwidth_limits: vec![limit],
             ..Snapshot::default()
         };
         let status = DaemonStatus {

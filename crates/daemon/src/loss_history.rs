@@ -69,7 +69,7 @@ pub struct ServiceMinute {
     /// Waiting loss.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_percent: Option<f64>,
-    /// Services that ran on its CPUs meanwhile, and their part of the CPU time; `None` for programs that are not
+    /// Services for which it waited, and their part of the wait; `None` for programs that are not
     /// observed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting_by: Vec<(Option<ServiceIdentity>, f64)>,

@@ -19,7 +19,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use cachemate_core::PromiseState;
 use cachemate_linux::kernel::lock;
-use cachemate_page::{CacheSnapshot, ContentionClass, PromiseSnapshot, ServiceSnapshot};
+use cachemate_page::{
+    CacheSnapshot, ContentionClass, PromiseSnapshot, ServiceSnapshot, ShareSnapshot,
+};
 use cachemate_report::text::escape_controls;
 use cachemate_spec::{ManageConfig, ManageMode};
 use prometheus_client::encoding::text::encode;
@@ -334,6 +336,31 @@ pub fn metrics_page(status: &DaemonStatus) -> String {
             .filter_map(|c| Some((cache_labels(c.cache).to_vec(), reading(c)?)));
         register_gauge(&mut registry, name, help, known.collect());
     }
+    let share_readings: [(&str, &str, fn(&ShareSnapshot) -> Option<f64>); 3] = [
+        (
+            "share_memory_bytes_per_second",
+            "Memory traffic of a share's programs",
+            |share| share.memory_bytes_per_second,
+        ),
+        (
+            "share_core_watts",
+            "Power of the cores while they ran a share's programs",
+            |share| share.core_watts,
+        ),
+        (
+            "share_memory_stall_cycles_per_second",
+            "Cycles of a share's programs without an instruction while a miss was outstanding",
+            |share| share.memory_stall_cycles_per_second,
+        ),
+    ];
+    for (name, help, reading) in share_readings {
+        let rows = status.snapshot.shares.iter().filter_map(|share| {
+            let group_label = metric_label("group", &share.group.to_string());
+            let labels = cache_labels(share.cache).into_iter().chain([group_label]);
+            Some((labels.collect(), reading(share)?))
+        });
+        register_gauge(&mut registry, name, help, rows.collect());
+    }
     let mut tasks_by_class: BTreeMap<&str, f64> = BTreeMap::new();
     for task in &status.snapshot.tasks {
         *tasks_by_class
@@ -639,6 +666,12 @@ mod tests {
             tasks: vec![0, 1],
             ..CacheSnapshot::default()
         });
+        status.snapshot.shares.push(ShareSnapshot {
+            group: 1,
+            cache: 2,
+            core_watts: Some(3.5),
+            ..ShareSnapshot::default()
+        });
         let task_of_class = |class| TaskSnapshot {
             class,
             ..TaskSnapshot::default()
@@ -653,6 +686,7 @@ mod tests {
             "cachemate_process_cpu_seconds_total 1.5",
             "cachemate_acting 1.0",
             "cachemate_cache_tasks{cache_id=\"2\",cpus=\"0-3\"} 2.0",
+            "cachemate_share_core_watts{cache_id=\"2\",cpus=\"0-3\",group=\"1\"} 3.5",
             "cachemate_class_tasks{class=\"not_a_victim\"} 1.0",
             "cachemate_class_tasks{class=\"unknown\"} 1.0",
             "# EOF",

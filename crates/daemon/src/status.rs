@@ -301,7 +301,7 @@ impl StatusTracker {
         {
             self.last_host_read = Some(Instant::now());
             self.status.pressure = pressure::read(kernel);
-            self.status.kernel_cache_scheduling = sched_cache::read(kernel);
+            self.status.kernel_cache_scheduling = sched_cache::read_status(kernel);
         }
         let sched_cache_status = &self.status.kernel_cache_scheduling;
         if !sched_cache_status.is_aggregating() {

@@ -602,6 +602,15 @@ impl IntervalEngine {
         }
     }
 
+    /// Changes from now on the traffic with which other systems fill each cache, in bytes per cycle.
+    pub fn set_neighbor_traffic(&mut self, bytes_per_cycle: f64) {
+        for index in 0..self.occupancy_models.len() {
+            self.advance_model(index);
+            self.occupancy_models[index].set_neighbors(bytes_per_cycle / self.line_bytes);
+            self.schedule_step(index, FIRST_STEP);
+        }
+    }
+
     /// Takes a share of a task's processor time for other work, until a call with a share of 0.
     pub(crate) fn take_processor_time(&mut self, slot: u32, share: f64) {
         self.slots.stolen_share[slot as usize] = share.clamp(0.0, 1.0) as f32;

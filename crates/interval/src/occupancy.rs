@@ -188,6 +188,10 @@ impl OccupancyModel {
         }
     }
 
+    pub fn set_neighbors(&mut self, neighbor_lines_per_cycle: f64) {
+        self.neighbor_lines_per_cycle = neighbor_lines_per_cycle;
+    }
+
     /// Lines of other systems per cycle that decide with the users' own how long lines stay.
     fn competing_lines_per_cycle(&self) -> f64 {
         if self.domains.len() == 1 {

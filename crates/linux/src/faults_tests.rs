@@ -219,11 +219,7 @@ fn faults_among_way_masks_and_limits_leave_a_consistent_state() {
     for seed in 0..40 {
         let dir = tempfile::tempdir().unwrap();
         let cat = FakeCat::with_bandwidth();
-        let db = FakeGroup {
-            masks: BTreeMap::new(),
-            levels: BTreeMap::new(),
-            tasks: [8].into(),
-        };
+        let db = FakeGroup::with_threads([8]);
         cat.groups.borrow_mut().insert("db".into(), db.clone());
         let host = cat_topology();
         let resctrl = resctrl::find(&cat, &host).unwrap();

@@ -12,6 +12,12 @@
 //! For example, with a latency of 200 cycles a chase over memory overlaps one miss and takes 200
 //! cycles for each, whereas four such chases, interleaved, overlap four and take 50.
 //!
+//! A mispredicted branch that waits for a miss holds up what follows, but not the memory behind it: until the branch is
+//! decided, the core executes the wrong path, which mostly joins the right one after a few instructions. So accesses
+//! behind the branch that fit into the window, and whose addresses are known before it is decided, request their lines
+//! on the wrong path already (Eyerman, Van den Steen, Heirman and Hur, ISPASS 2023, who found errors of a fifth without
+//! it on graph programs). A probe of a hash table that ends in such a branch thus overlaps the next ones.
+//!
 //! Between two misses an instruction takes what the recording says of its chains of dependences and
 //! mispredicted branches ([`cachemate_core::InstructionTiming`]), on a machine that states what
 //! refilling the pipeline costs; on any other machine, and on an in-order core, it takes its share
@@ -394,6 +400,17 @@ impl RecentLines {
     }
 }
 
+/// What a core executes until a mispredicted branch is decided; it is taken to join the right path at once.
+#[derive(Clone, Copy)]
+struct WrongPath {
+    /// Number of instructions when the branch entered the window.
+    instructions: f64,
+    /// Cycle at which it entered.
+    entry_cycle: f64,
+    /// Cycle at which the branch is decided.
+    end_cycle: f64,
+}
+
 struct Walk<'a> {
     machine: &'a WalkMachine,
     options: &'a WalkOptions,
@@ -411,6 +428,10 @@ struct Walk<'a> {
     last_return: f64,
     /// Cycle at which the value of each access is known.
     value_cycles: Vec<f64>,
+    /// Cycle at which the value of each access was known first, if on a wrong path.
+    first_value_cycles: Vec<f64>,
+    /// Wrong paths that began in the window, oldest first.
+    wrong_paths: VecDeque<WrongPath>,
     last_load: Option<usize>,
     loads: u64,
     registers: TakenPlaces,
@@ -537,6 +558,8 @@ impl<'a> Walk<'a> {
             window: VecDeque::new(),
             last_return: 0.0,
             value_cycles: Vec::new(),
+            first_value_cycles: Vec::new(),
+            wrong_paths: VecDeque::new(),
             last_load: None,
             loads: 0,
             registers: TakenPlaces::new(machine.miss_registers),
@@ -635,10 +658,10 @@ impl<'a> Walk<'a> {
         (1.0 - waiting_share.max(taken_share)).max(0.0)
     }
 
-    /// The cycle at which the address of an access is known: 0 if it depends on no earlier access.
-    fn address_cycle(&self, access: &SampledAccess) -> f64 {
+    /// Index of the access on whose value the address of the next one depends; `None` if it depends on none.
+    fn address_source(&self, access: &SampledAccess) -> Option<usize> {
         let index = self.value_cycles.len();
-        let source = match self.options.dependences {
+        match self.options.dependences {
             DependenceRule::Recorded if access.dependence == FAR_DEPENDENCE => None,
             DependenceRule::Recorded => index
                 .checked_sub(usize::from(access.dependence))
@@ -646,8 +669,33 @@ impl<'a> Walk<'a> {
             DependenceRule::Independent => None,
             DependenceRule::HalfChained if access.is_store || !self.loads.is_multiple_of(2) => None,
             DependenceRule::HalfChained => self.last_load,
+        }
+    }
+
+    /// The cycle at which an access was issued on a wrong path before it; `None` if it was on none, because they ended
+    /// before it had entered or its address was known, or because it is a store.
+    fn wrong_path_cycle(&mut self, access: &SampledAccess, source: Option<usize>) -> Option<f64> {
+        let passed_instr = |path: &WrongPath| self.instructions - path.instructions;
+        while self
+            .wrong_paths
+            .front()
+            .is_some_and(|path| passed_instr(path) >= self.machine.window_instr)
+        {
+            self.wrong_paths.pop_front();
+        }
+        if access.is_store {
+            return None;
+        }
+
+        let address_cycle = source.map_or(0.0, |source| self.first_value_cycles[source]);
+        let cycle_on = |path: &WrongPath| {
+            let entry_cycle = path.entry_cycle + passed_instr(path) / self.instr_per_cycle;
+            let cycle = self
+                .registers
+                .first_free_cycle(entry_cycle.max(address_cycle));
+            (cycle < path.end_cycle).then_some(cycle)
         };
-        source.map_or(0.0, |source| self.value_cycles[source])
+        self.wrong_paths.iter().find_map(cycle_on)
     }
 
     /// Enters the instructions of an access into the window; returns the cycle at which the access has entered.
@@ -667,10 +715,14 @@ impl<'a> Walk<'a> {
 
     fn step(&mut self, access: &SampledAccess) {
         let mut entry_cycle = self.enter_window(access.gap as f64);
-        let mut issue_cycle = entry_cycle.max(self.address_cycle(access));
+        let source = self.address_source(access);
+        let address_cycle = source.map_or(0.0, |source| self.value_cycles[source]);
+        let own_cycle = entry_cycle.max(address_cycle);
         if !self.machine.can_overtake_loads {
-            entry_cycle = issue_cycle;
+            entry_cycle = own_cycle;
         }
+        let wrong_path_cycle = self.wrong_path_cycle(access, source);
+        let mut issue_cycle = wrong_path_cycle.unwrap_or(own_cycle);
         let first_latency = self.latency_at(0, None);
         let mut level = self.level_at(access.distance);
         let entry = self.recent.find(access.line);
@@ -684,7 +736,7 @@ impl<'a> Walk<'a> {
         self.resolved_lines += f64::from(u8::from(prefetching_level.is_some()));
 
         // A miss waits for a register; the instructions behind it wait as well if its address was known at entry.
-        if level > 0 && !is_joined {
+        if level > 0 && !is_joined && wrong_path_cycle.is_none() {
             let register_cycle = self.registers.first_free_cycle(issue_cycle);
             if issue_cycle == entry_cycle {
                 entry_cycle = register_cycle;
@@ -726,16 +778,26 @@ impl<'a> Walk<'a> {
                 value_cycle,
             );
             if value_cycle > issue_cycle + first_latency {
-                self.registers.take(issue_cycle, value_cycle, entry_cycle);
+                let oldest_path = self.wrong_paths.front();
+                let past_cycle = oldest_path.map_or(entry_cycle, |path| path.entry_cycle);
+                self.registers.take(issue_cycle, value_cycle, past_cycle);
             }
             self.recent.set(access.line, 0, value_cycle, None);
             self.observe(access.line, level, was_prefetched, is_beyond, issue_cycle);
         }
 
+        self.first_value_cycles.push(value_cycle);
+        let value_cycle = value_cycle.max(own_cycle + first_latency);
         self.value_cycles.push(value_cycle);
         // What a mispredicted branch costs with its load in the first cache is part of the rate between misses.
         if access.delays_branch && self.machine.refill_cycles().is_some() {
-            entry_cycle = entry_cycle.max(value_cycle - first_latency);
+            let end_cycle = entry_cycle.max(value_cycle - first_latency);
+            self.wrong_paths.push_back(WrongPath {
+                instructions: self.instructions,
+                entry_cycle,
+                end_cycle,
+            });
+            entry_cycle = end_cycle;
         }
         if !access.is_store {
             self.last_load = Some(self.value_cycles.len() - 1);

@@ -227,10 +227,10 @@ class Page {
     showServices(snapshot.services);
     this.boxes.show(snapshot, this.chosen, still);
     this.matrix.show(store.matrixAt(snapshot.window), this.nameOf);
-    const shares = snapshot.shares;
-    byId("s-shares").hidden = shares.length === 0;
-    const key = JSON.stringify(shares);
-    if (key !== this.sharesShown) showShares(byId("shares"), shares, store.head.caches, this.nameOf);
+    const { shares, bandwidth_limits: limits } = snapshot;
+    byId("s-shares").hidden = shares.length + limits.length === 0;
+    const key = JSON.stringify([shares, limits]);
+    if (key !== this.sharesShown) showShares(byId("shares"), shares, limits, store.head.caches, this.nameOf);
     this.sharesShown = key;
     this.lists.decisions("decisions", store.marks, snapshot.window);
     this.lists.alarms(snapshot, store.marks);

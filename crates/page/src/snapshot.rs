@@ -117,6 +117,8 @@ pub struct Snapshot {
     pub gangs: Vec<GangSnapshot>,
     /// Shares of caches that are in force, as read back.
     pub shares: Vec<ShareSnapshot>,
+    /// Limits of memory bandwidth that are in force, as read back.
+    pub bandwidth_limits: Vec<BandwidthSnapshot>,
     /// Groups that the configuration confines, as read back.
     pub cpusets: Vec<CpusetGroup>,
     /// Changes that are still in progress.
@@ -192,7 +194,7 @@ pub struct ServiceSnapshot {
     /// References of its image, by name and by digest, if the container runtime reports them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<String>,
-    /// The profile that its pod's label `cachemate.io/profile` names.
+    /// The profile that its pod's annotation or label `cachemate.io/profile` names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
     /// Managed and observed threads.
@@ -507,12 +509,33 @@ pub struct ShareSnapshot {
     pub programs: Vec<u32>,
     /// Bytes that the members occupy, by the hardware's counter.
     pub occupancy_bytes: Option<u64>,
+    /// Traffic of the members between this cache and memory, in both directions.
+    pub memory_bytes_per_second: Option<f64>,
+    /// Power of the cores while they ran the members.
+    pub core_watts: Option<f64>,
+    /// Cycles without an instruction while a miss of the members was outstanding.
+    pub memory_stall_cycles_per_second: Option<f64>,
     /// Share of the resident pages managed by an agent that have allowed colors.
     pub allowed_page_share: Option<f64>,
     /// Frames of other colors that were assigned because no allowed one was free.
     pub fallback_pages: Option<u64>,
     /// The reasons why the members' lines are not exactly in these ways.
     pub notes: Vec<String>,
+}
+
+/// A limit of traffic between a cache and memory, and the programs that it limits.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct BandwidthSnapshot {
+    /// Group of the limit in the plan.
+    pub group: u32,
+    /// Id of the cache in front of the memory.
+    pub cache: u32,
+    /// The limit with its unit, such as `50 %`.
+    pub limit: String,
+    /// Task ids of the members.
+    pub tasks: Vec<u32>,
+    /// Programs of the members.
+    pub programs: Vec<u32>,
 }
 
 /// A change that is still in progress.

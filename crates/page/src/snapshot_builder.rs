@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cachemate_core::{
-    ActiveShare, Cache, Capabilities, ContentionFacts, CounterEvent, CounterScope, Estimate, Gang,
-    GangSchedule, HostReport, HostThread, PendingItem, Plan, PlanItem, ProbeEvidence, ProbeResult,
-    Profiles, PromiseReport, PromiseTerm, RunHeader, TaskId, TaskSample, Topology, Units,
-    WindowRecord,
+    ActiveShare, BandwidthLimit, Cache, Capabilities, ContentionFacts, CounterEvent, CounterScope,
+    Estimate, Gang, GangSchedule, HostReport, HostThread, Observation, PendingItem, Plan, PlanItem,
+    ProbeEvidence, ProbeResult, Profiles, PromiseReport, PromiseTerm, RunHeader, StallCause,
+    TaskId, TaskSample, Topology, Units, WindowRecord,
 };
 use cachemate_papers::work_metric::metrics_of;
 use cachemate_report::level_name;
@@ -15,9 +15,9 @@ use cachemate_report::text::escape_controls;
 
 use crate::matrix::round_short;
 use crate::snapshot::{
-    CacheHeader, CacheSnapshot, ContentionClass, DecisionSnapshot, GangSnapshot, PageHeader,
-    PendingSnapshot, ProbeSnapshot, ProgramSnapshot, PromiseSnapshot, SHAPE, ServiceSnapshot,
-    ShareSnapshot, Snapshot, TaskSnapshot,
+    BandwidthSnapshot, CacheHeader, CacheSnapshot, ContentionClass, DecisionSnapshot, GangSnapshot,
+    PageHeader, PendingSnapshot, ProbeSnapshot, ProgramSnapshot, PromiseSnapshot, SHAPE,
+    ServiceSnapshot, ShareSnapshot, Snapshot, TaskSnapshot,
 };
 use crate::window_view::{
     RenderedReason, TaskNames, TaskView, WindowTracker, describe_thread, member_tasks, pending_text,
@@ -225,6 +225,12 @@ impl SnapshotBuilder {
                 .shares
                 .iter()
                 .map(|active_share| self.share_snapshot(active_share, &sources))
+                .collect(),
+            bandwidth_limits: record
+                .applied
+                .bandwidth
+                .iter()
+                .map(|limit| self.bandwidth_snapshot(limit, &sources))
                 .collect(),
             cpusets: host.map_or_else(Vec::new, |host| host.confined_groups.clone()),
             pending: record
@@ -445,6 +451,26 @@ impl SnapshotBuilder {
         has_changed
     }
 
+    fn bandwidth_snapshot(
+        &self,
+        limit: &BandwidthLimit,
+        sources: &WindowSources<'_>,
+    ) -> BandwidthSnapshot {
+        let tasks = &sources.record.observation.tasks;
+        let members: Vec<TaskId> = member_tasks(&limit.members, tasks).collect();
+        let support = self.header.capabilities.bandwidth_of(limit.cache);
+        BandwidthSnapshot {
+            group: limit.group.0,
+            cache: limit.cache.0,
+            limit: support.map_or_else(
+                || limit.level.to_string(),
+                |support| support.unit.describe(limit.level),
+            ),
+            tasks: members.iter().map(|task| task.0).collect(),
+            programs: sources.processes_of(&members),
+        }
+    }
+
     fn share_snapshot(
         &self,
         active_share: &ActiveShare,
@@ -467,7 +493,11 @@ impl SnapshotBuilder {
             }
         };
 
-        let members: Vec<TaskId> = member_tasks(share, &sources.record.observation.tasks).collect();
+        let observation = &sources.record.observation;
+        let members: Vec<TaskId> = member_tasks(&share.members, &observation.tasks).collect();
+        let scope = CounterScope::Group(share.group, share.cache);
+        let per_second = |event| count_per_second(observation, scope, event);
+        let microwatts = per_second(CounterEvent::CoreEnergyMicrojoules);
         let notes = sources
             .host
             .and_then(|host| host.share_notes.get(&(share.group, share.cache)));
@@ -480,11 +510,28 @@ impl SnapshotBuilder {
             tasks: members.iter().map(|task| task.0).collect(),
             programs: sources.processes_of(&members),
             occupancy_bytes: active_share.occupancy_bytes,
+            memory_bytes_per_second: per_second(CounterEvent::MemoryBytes),
+            core_watts: microwatts.map(|microwatts| round_short(microwatts / 1e6)),
+            memory_stall_cycles_per_second: per_second(CounterEvent::StallCycles(
+                StallCause::LocalMemory,
+            )),
             allowed_page_share: active_share.pages_in_share.map(round_short),
             fallback_pages: active_share.fallback_pages,
             notes: notes.cloned().unwrap_or_default(),
         }
     }
+}
+
+/// Events of a scope per second of the window; `None` if they were not counted.
+fn count_per_second(
+    observation: &Observation,
+    scope: CounterScope,
+    event: CounterEvent,
+) -> Option<f64> {
+    let mut counts = observation.shared_counts.iter();
+    let (_, counts) = counts.find(|(counted, _)| *counted == scope)?;
+    let elapsed_ns = observation.span.elapsed_ns;
+    (elapsed_ns > 0).then_some(counts.get(event)? * 1e9 / elapsed_ns as f64)
 }
 
 /// The constant properties of a run.
@@ -636,7 +683,6 @@ fn cache_snapshot(
     tasks: &[TaskSnapshot],
 ) -> CacheSnapshot {
     let observation = &sources.record.observation;
-    let span_ns = observation.span.elapsed_ns;
     let counts = observation
         .shared_counts
         .iter()
@@ -645,10 +691,6 @@ fn cache_snapshot(
     let references =
         count_of(CounterEvent::References(cache.level)).filter(|references| *references > 0.0);
     let misses = count_of(CounterEvent::Misses(cache.level));
-    let traffic = match span_ns {
-        0 => None,
-        _ => count_of(CounterEvent::MemoryBytes),
-    };
 
     let busy_shares: Option<Vec<f64>> = sources.host.and_then(|host| {
         let share_of = |cpu| host.busy_share_by_cpu.get(&cpu).copied();
@@ -678,7 +720,11 @@ fn cache_snapshot(
             .map(|(misses, references)| round_short(misses / references)),
         forecast_miss_ratio: forecast.map(|ratio| round_short(ratio.value)),
         busy_cpus: busy_shares.map(|shares| shares.iter().sum()),
-        memory_bytes_per_second: traffic.map(|bytes| bytes * 1e9 / span_ns as f64),
+        memory_bytes_per_second: count_per_second(
+            observation,
+            CounterScope::Cache(cache.id),
+            CounterEvent::MemoryBytes,
+        ),
         occupancy_bytes: cache_use.and_then(|used| used.occupancy_bytes),
         free_classes: cache_use.and_then(|used| used.free_classes),
     }

@@ -5,8 +5,10 @@ use cachemate_core::test_support::{
     run_header,
 };
 use cachemate_core::{
-    CacheId, CacheLevel, ContentionFacts, CounterEvent, CpuId, EventCounts, Fact, FactSource,
-    ProcessId, Profile, Profiles, RateFacts, Reason, ReasonKind, RunHeader, TaskId, WindowRecord,
+    ActiveShare, BandwidthLimit, BandwidthSupport, BandwidthUnit, CacheId, CacheLevel, CacheShare,
+    ContentionFacts, CounterEvent, CounterScope, CpuId, EventCounts, Fact, FactSource, GroupId,
+    ProcessId, Profile, Profiles, RateFacts, Reason, ReasonKind, RunHeader, ShareMember,
+    StallCause, TaskId, Units, WindowRecord,
 };
 use cachemate_trace::{RunLogReader, RunLogWriter};
 
@@ -146,6 +148,71 @@ fn the_forecast_matrix_slows_down_programs_that_do_not_fit() {
         "{forecast:?}"
     );
     assert_eq!(snapshot.curves.len(), 3, "all are new");
+}
+
+/// Does a share have the traffic, power and stalls of its own group only, and a limit its unit and members?
+#[test]
+fn a_share_has_its_groups_events_and_a_limit_its_unit() {
+    let mut header = header();
+    let percent = BandwidthSupport {
+        unit: BandwidthUnit::Percent,
+        min_level: 10,
+        step: 10,
+        max_level: 100,
+        max_groups: 8,
+    };
+    header.capabilities.bandwidth = vec![(CacheId(0), percent)];
+    let mut record = record(0, &[0, 1]);
+    let share_of = |group: u32| ActiveShare {
+        share: CacheShare {
+            group: GroupId(group),
+            members: vec![ShareMember::Task(TaskId(group))],
+            cache: CacheId(0),
+            units: Units::Ways {
+                mask: "0-1".parse().unwrap(),
+            },
+        },
+        pages_in_share: None,
+        fallback_pages: None,
+        occupancy_bytes: None,
+    };
+    record.applied.shares = vec![share_of(0), share_of(1)];
+    record.applied.bandwidth = vec![BandwidthLimit {
+        group: GroupId(0),
+        members: vec![ShareMember::Task(TaskId(1))],
+        cache: CacheId(0),
+        level: 30,
+    }];
+    let elapsed_s = record.observation.span.elapsed_ns as f64 / 1e9;
+    record.observation.shared_counts = vec![(
+        CounterScope::Group(GroupId(1), CacheId(0)),
+        EventCounts::exact([
+            (CounterEvent::MemoryBytes, 4_000_000),
+            (CounterEvent::CoreEnergyMicrojoules, 2_500_000),
+            (CounterEvent::StallCycles(StallCause::LocalMemory), 700),
+        ]),
+    )];
+
+    let snapshot = SnapshotBuilder::new(&header).build_snapshot(&record, &Profiles::new(), None);
+    let events: Vec<_> = snapshot
+        .shares
+        .iter()
+        .map(|share| {
+            (
+                share.memory_bytes_per_second,
+                share.core_watts,
+                share.memory_stall_cycles_per_second,
+            )
+        })
+        .collect();
+    let counted = (
+        Some(4e6 / elapsed_s),
+        Some(2.5 / elapsed_s),
+        Some(700.0 / elapsed_s),
+    );
+    assert_eq!(events, [(None, None, None), counted]);
+    let limit = &snapshot.bandwidth_limits[0];
+    assert_eq!((limit.limit.as_str(), &limit.tasks[..]), ("30 %", &[1][..]));
 }
 
 /// Is a decision reported once, until another one was given?

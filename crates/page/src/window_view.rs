@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 
 use cachemate_auto::service_losses::{ServiceLosses, ServiceReport};
 use cachemate_core::{
-    CacheId, CacheShare, CounterEvent, CpuSet, Estimate, Observation, PendingItem, PlanItem,
-    PredictorConfig, ProbeKind, Profile, Profiles, PromiseReport, Reason, RefusedItem, ShareMember,
-    TaskId, TaskSample, Topology, WindowRecord,
+    CacheId, CounterEvent, CpuSet, Estimate, Observation, PendingItem, PlanItem, PredictorConfig,
+    ProbeKind, Profile, Profiles, PromiseReport, Reason, RefusedItem, ShareMember, TaskId,
+    TaskSample, Topology, WindowRecord,
 };
 use cachemate_papers::solo_speeds::SoloSpeeds;
 use cachemate_papers::work_metric::{WorkMetric, metrics_of};
@@ -235,10 +235,10 @@ fn judge_by_service(
 
 /// In order of arrival; a process stands for all of its tasks.
 pub fn member_tasks<'a>(
-    share: &CacheShare,
+    members: &[ShareMember],
     tasks: &'a [TaskSample],
 ) -> impl Iterator<Item = TaskId> + use<'a> {
-    let members = share.members.clone();
+    let members = members.to_vec();
     let is_member =
         move |task: &&TaskSample| ShareMember::name_task(&members, task.task, task.process);
     tasks.iter().filter(is_member).map(|task| task.task)

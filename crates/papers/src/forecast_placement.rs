@@ -390,9 +390,9 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
         };
         let placement_clause = match companion {
             Some(companion) => {
-                let pair = 100.0 * costs.cost[program][companion];
+                let pair = signed_percent(costs.cost[program][companion]);
                 format!(
-                    "is placed beside {} (the pair alone {pair:+.1} %)",
+                    "is placed beside {} (the pair alone {pair} %)",
                     placeholder_of(companion)
                 )
             }
@@ -410,11 +410,10 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
                     "cheapest_change_costs_mean_percent".to_string(),
                     100.0 * added_slowdown,
                 )];
-                let added = 100.0 * added_slowdown;
-
+                let added = signed_percent(added_slowdown);
                 (
                     format!(
-                        "{{0}} {placement_clause}: {change_clause} would slow all programs by {added:+.1} points in the mean"
+                        "{{0}} {placement_clause}: {change_clause} would slow all programs by {added} points in the mean"
                     ),
                     numbers,
                 )
@@ -423,6 +422,15 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
 
         Reason::new(tasks, text, numbers)
     }
+}
+
+/// In percent with one decimal, and with its sign unless that rounds to nothing.
+fn signed_percent(fraction: f64) -> String {
+    let tenths = (1000.0 * fraction).round();
+    if tenths == 0.0 {
+        return "0.0".to_string();
+    }
+    format!("{:+.1}", tenths / 10.0)
 }
 
 fn binomial_coefficient(population: usize, count: usize) -> Option<usize> {

@@ -103,7 +103,7 @@ pub fn escape_controls(text: &str) -> String {
 pub struct EscapedText(String);
 
 impl EscapedText {
-    /// Escapes an output of several lines. Line ends, tabs and colors ([`crate::terminal::Paint`]) are kept; names from
+    /// Escapes an output of several lines. Line ends, tabs and colors ([`crate::terminal::TerminalStyle`]) are kept; names from
     /// untrusted sources are already [`escape_controls`] wherever a line end in them could forge a row. Escaping is
     /// idempotent.
     pub fn for_output(text: &str) -> Self {

@@ -16,15 +16,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
-    CacheId, CacheShare, CounterEvent, EventCounts, GroupId, IndexSet, PartitionSupport, Plan,
-    ProcessId, Reason, RowInterval, ServiceIdentity, ShareMember, TaskId, TaskSample, Units,
-    VerificationOutcome, View,
+    CacheId, CacheShare, GroupId, IndexSet, PartitionSupport, Plan, ProcessId, Reason, RowInterval,
+    ServiceIdentity, ShareMember, TaskId, TaskSample, Units, VerificationOutcome, View,
 };
 use cachemate_papers::partition::units::assign;
 
 use super::evidence::probe_planner::are_probes_harmless;
 use super::evidence::service_pauses::is_promised;
-use crate::service_losses::{ProbeRows, counts_of_tasks};
+use crate::service_losses::{CountedWork, ProbeRows};
 
 /// Time for the cache to fill after a change of ways.
 const SETTLE_NS: u64 = 1_000_000_000;
@@ -41,29 +40,6 @@ const MIN_STEP_GAIN: f64 = 0.02;
 
 /// Mean life of a count in the work before a pause, because the promised service may do other work later.
 const DECAY_NS: f64 = 5e9;
-
-/// Counted work of a service.
-#[derive(Clone, Copy, Debug, Default)]
-struct CountedWork {
-    instructions: f64,
-    cycles: f64,
-}
-
-impl CountedWork {
-    fn add(&mut self, counts: &EventCounts) {
-        if let Some((instructions, cycles)) = counts
-            .get(CounterEvent::Instructions)
-            .zip(counts.get(CounterEvent::Cycles))
-        {
-            self.instructions += instructions;
-            self.cycles += cycles;
-        }
-    }
-
-    fn instr_per_cycle(self) -> Option<f64> {
-        (self.instructions > 0.0 && self.cycles > 0.0).then(|| self.instructions / self.cycles)
-    }
-}
 
 /// Work of the services with a promise since a change of ways.
 #[derive(Clone, Debug, Default)]
@@ -96,10 +72,9 @@ impl WorkMeasurement {
 
         let promised_tasks = view.observation.tasks.iter();
         for task in promised_tasks.filter(|task| is_promised(task)) {
-            self.work
-                .entry(task.service_or_command().into_owned())
-                .or_default()
-                .add(&task.counts);
+            let service = task.service_or_command().into_owned();
+            let work = self.work.entry(service).or_default();
+            *work = work.plus(CountedWork::from_counts(&task.counts).unwrap_or_default());
         }
         self.measured_ns += span.elapsed_ns;
     }
@@ -122,13 +97,13 @@ struct PauseEffect {
     previous_speed: f64,
     /// The speed without the paused service: the speed before, times the ratio of the speeds in the pause and in the
     /// probe's intervals with all tasks.
-    speed_during: f64,
+    speed_without_paused: f64,
 }
 
 impl PauseEffect {
-    /// The slowdown at this speed, relative to the speed during the pause.
+    /// The slowdown at this speed, relative to the speed without the paused service.
     fn slowdown(&self, speed: f64) -> f64 {
-        self.speed_during / speed - 1.0
+        self.speed_without_paused / speed - 1.0
     }
 
     /// The part of the slowdown at this speed that the promise does not allow.
@@ -169,9 +144,11 @@ impl WayConfinement {
         unmovable
             .into_iter()
             .for_each(|task| _ = members.remove(&task.process));
-        let units = PartitionSupport::preferred(view.partitions_of(cache));
-        let mask = match units {
-            Some(units) => assign(&[IndexSet::default()], &[self.ways], &units).swap_remove(0),
+        let partition = PartitionSupport::preferred(view.partitions_of(cache));
+        let mask = match partition {
+            Some(partition) => {
+                assign(&[IndexSet::default()], &[self.ways], &partition).swap_remove(0)
+            }
             None => (0..self.ways).collect(),
         };
         CacheShare {
@@ -243,7 +220,7 @@ impl WayConfinement {
     /// Judges the number of ways once it is measured: halves it while a promise is not kept, or undoes the last step if
     /// that helped none of the services whose promises are not kept. A service that did no work meanwhile is not
     /// judged. The result is the reason of the verdict; `None` before it.
-    fn adjust_ways(&mut self, view: &View<'_>, units: PartitionSupport) -> Option<Reason> {
+    fn adjust_ways(&mut self, view: &View<'_>, partition: PartitionSupport) -> Option<Reason> {
         if self.is_held || !self.measurement.is_complete() {
             return None;
         }
@@ -269,10 +246,10 @@ impl WayConfinement {
         });
 
         let ways = self.ways;
-        self.is_held = are_kept || !has_gained || ways <= units.min_units();
+        self.is_held = are_kept || !has_gained || ways <= partition.min_units();
         if !are_kept {
             self.ways = if has_gained {
-                (ways / 2).max(units.min_units())
+                (ways / 2).max(partition.min_units())
             } else {
                 self.previous_ways
             };
@@ -341,19 +318,19 @@ impl ServiceConfinements {
         }
 
         for (cache, mut confinement) in std::mem::take(&mut self.by_cache) {
-            let units = PartitionSupport::preferred(view.partitions_of(cache));
+            let partition = PartitionSupport::preferred(view.partitions_of(cache));
             confinement.forget_ended(view);
-            let (true, Some(units)) = (confinement.is_needed(now_ns), units) else {
+            let (true, Some(partition)) = (confinement.is_needed(now_ns), partition) else {
                 self.measurement = WorkMeasurement::after_change(now_ns);
                 continue;
             };
             let previous_ways = confinement.ways;
-            reasons.extend(confinement.adjust_ways(view, units));
+            reasons.extend(confinement.adjust_ways(view, partition));
             if confinement.ways != previous_ways {
                 confinement.measurement = WorkMeasurement::after_change(now_ns);
                 self.measurement = WorkMeasurement::after_change(now_ns);
             }
-            if confinement.ways < units.units() {
+            if confinement.ways < partition.units() {
                 self.by_cache.insert(cache, confinement);
             } else {
                 self.release(&confinement, view);
@@ -375,9 +352,9 @@ impl ServiceConfinements {
         let Some((protected_service, effect)) = self.largest_effect(view, rows) else {
             return;
         };
-        let units = PartitionSupport::preferred(view.partitions_of(cache));
-        let Some(units) = units.filter(|units| {
-            matches!(units, PartitionSupport::Ways { .. }) && units.max_shares() > 0
+        let partition = PartitionSupport::preferred(view.partitions_of(cache));
+        let Some(partition) = partition.filter(|partition| {
+            matches!(partition, PartitionSupport::Ways { .. }) && partition.max_shares() > 0
         }) else {
             return;
         };
@@ -389,8 +366,8 @@ impl ServiceConfinements {
             .and_modify(|confinement| confinement.set_previous(confinement.ways))
             .or_insert_with(|| WayConfinement {
                 services: BTreeMap::new(),
-                ways: (units.units() / FIRST_DIVISOR).max(units.min_units()),
-                previous_ways: units.units(),
+                ways: (partition.units() / FIRST_DIVISOR).max(partition.min_units()),
+                previous_ways: partition.units(),
                 protected_services: BTreeMap::new(),
                 start_ns: now_ns,
                 measurement: WorkMeasurement::default(),
@@ -411,7 +388,7 @@ impl ServiceConfinements {
                     "{protected} ran {:.0} % slower than while {confined} was paused, so the latter gets {} of {} ways",
                     100.0 * slowdown,
                     confinement.ways,
-                    units.units()
+                    partition.units()
                 )
             }),
         );
@@ -440,15 +417,9 @@ impl ServiceConfinements {
         let mut largest: Option<(ServiceIdentity, PauseEffect)> = None;
         let mut largest_excess = 0.0;
         for (service, (tasks, max_slowdown)) in limits {
-            let speed_in = |rows: &[&RowInterval]| {
-                let (instructions, cycles) = counts_of_tasks(rows, &tasks);
-                let work = CountedWork {
-                    instructions,
-                    cycles,
-                };
-                work.instr_per_cycle()
-            };
-            let speeds = speed_in(&rows.partial).zip(speed_in(&rows.complete));
+            let speed_in =
+                |rows: &[&RowInterval]| CountedWork::of_tasks(rows, &tasks).instr_per_cycle();
+            let speeds = speed_in(&rows.with_pause).zip(speed_in(&rows.without_pause));
             let Some((previous_speed, (speed_in_pause, speed_with_all))) =
                 self.measurement.speed_of(&service).zip(speeds)
             else {
@@ -457,7 +428,7 @@ impl ServiceConfinements {
             let effect = PauseEffect {
                 max_slowdown,
                 previous_speed,
-                speed_during: previous_speed * speed_in_pause / speed_with_all,
+                speed_without_paused: previous_speed * speed_in_pause / speed_with_all,
             };
             let excess = effect.excess(previous_speed);
             if excess > largest_excess {
@@ -499,13 +470,12 @@ impl ServiceConfinements {
     }
 
     /// Writes the shares of all confined programs into a plan, and removes those of ended confinements. A cache that
-    /// the plan divides in another way is left alone. `is_proposed` is set while the verifier measures the plan: only
-    /// newcomers are added then.
-    pub fn write_into_plan(&self, view: &View<'_>, plan: &mut Plan, is_proposed: bool) {
+    /// the plan divides in another way is left alone. While the plan is on trial, only newcomers are added.
+    pub fn write_into_plan(&self, view: &View<'_>, plan: &mut Plan, is_on_trial: bool) {
         let is_current = |share: &CacheShare| {
             share.group != group_of_cache(share.cache) || self.by_cache.contains_key(&share.cache)
         };
-        plan.shares.retain(|share| is_proposed || is_current(share));
+        plan.shares.retain(|share| is_on_trial || is_current(share));
 
         for (&cache, confinement) in &self.by_cache {
             let tasks = view
@@ -517,14 +487,10 @@ impl ServiceConfinements {
             let is_confined = |member: &ShareMember| matches!(member, ShareMember::Process(process) if processes.contains(process));
             let is_own = |share: &CacheShare| share.members.iter().all(is_confined);
             let share = confinement.share(cache, view);
-            let mut shares = plan.shares.iter().filter(|share| share.cache == cache);
-            let has_other_division = match is_proposed {
-                true => {
-                    !shares.clone().any(|other| other.units == share.units) || !shares.all(is_own)
-                }
-                false => !shares.all(is_own),
-            };
-            if !has_other_division {
+            let shares = plan.shares.iter().filter(|share| share.cache == cache);
+            let is_ours = shares.clone().all(is_own);
+            let is_in_force = shares.clone().any(|other| other.units == share.units);
+            if is_ours && (!is_on_trial || is_in_force) {
                 plan.shares.retain(|share| share.cache != cache);
                 plan.shares
                     .extend(Some(share).filter(|share| !share.members.is_empty()));
@@ -549,8 +515,8 @@ mod tests {
         NullPredictor, ViewFixture, capabilities_fixture, last_level_caches,
     };
     use cachemate_core::{
-        Ability, CacheLevel, ChangeVerdict, Forecast, Goal, Plan, TimeSpan, Verdicts,
-        VerificationMethod, WindowLength,
+        Ability, CacheLevel, ChangeVerdict, CounterEvent, EventCounts, Forecast, Goal, Plan,
+        TimeSpan, Verdicts, VerificationMethod, WindowLength,
     };
 
     const SECOND_NS: u64 = 1_000_000_000;
@@ -611,7 +577,7 @@ mod tests {
                 PauseEffect {
                     max_slowdown: 0.05,
                     previous_speed: 1.0,
-                    speed_during: 1.3,
+                    speed_without_paused: 1.3,
                 },
             )]
             .into(),

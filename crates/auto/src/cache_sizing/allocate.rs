@@ -74,15 +74,21 @@ impl SizingObjective {
             CostAggregate::Sum
         }
     }
-    /// The score of a plan under which programs have these misses per thousand instructions and cycles per instruction;
-    /// smaller is better.
-    pub fn score(self, claimants: &[Claimant], expected_costs: &[(f64, f64)]) -> f64 {
+    /// The cost of a plan under which programs run like this; smaller is better.
+    pub fn cost(self, claimants: &[Claimant], paces: &[ProgramPace]) -> f64 {
         let costs = claimants
             .iter()
-            .zip(expected_costs)
-            .map(|(claimant, &(_, cycles))| claimant.cost_of_size(self, cycles));
+            .zip(paces)
+            .map(|(claimant, pace)| claimant.cost_of_size(self, pace.cycles_per_instr));
         self.cost_aggregate().aggregate(costs)
     }
+}
+
+/// How a program runs under some shares.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ProgramPace {
+    pub misses_per_kilo_instr: f64,
+    pub cycles_per_instr: f64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -127,20 +127,21 @@ impl ShareSpeeds {
         };
     }
 
-    /// The cycles per instruction that a process has at least, but for this probability, by the scatter of its windows;
-    /// `None` if fewer than two were counted.
+    /// The lower confidence bound of a process's cycles per instruction, which is above the true value with this
+    /// probability (Student's t over its windows); `None` if fewer than two were counted.
     pub fn min_cycles_per_instr(&self, process: ProcessId, probability: f64) -> Option<f64> {
         let windows = self.counts.get(&process)?.iter();
         let rates: Vec<f64> = windows
             .filter(|window| window.instructions > 0.0)
             .map(|window| window.cycles / window.instructions)
             .collect();
-        let count = rates.len() as f64;
-        let mean = rates.iter().sum::<f64>() / count;
-        let squares: f64 = rates.iter().map(|rate| (rate - mean).powi(2)).sum();
         if rates.len() < 2 {
             return None;
         }
+
+        let count = rates.len() as f64;
+        let mean = rates.iter().sum::<f64>() / count;
+        let squares: f64 = rates.iter().map(|rate| (rate - mean).powi(2)).sum();
         let error = libm::sqrt(squares / (count - 1.0) / count);
         let cycles_per_instr = self.measured_speed(process)?.cycles_per_instr;
         Some(cycles_per_instr - student_bound(probability, count - 1.0) * error)

@@ -30,14 +30,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use cachemate_core::{
-    CacheId, CounterEvent, CpuId, Estimate, EventCounts, MissingPromiseEvidence, Observation,
-    ProbeEvidence, Profile, Profiles, PromiseReport, PromiseState, PromiseTerm, RowInterval,
-    ServiceIdentity, ShareMember, SoloBasis, TaskId, TaskSample, Topology,
+    CacheId, CounterEvent, CpuId, Estimate, MissingPromiseEvidence, Observation, ProbeEvidence,
+    Profile, Profiles, PromiseReport, PromiseState, PromiseTerm, RowInterval, ServiceIdentity,
+    ShareMember, SoloBasis, TaskId, TaskSample, Topology,
 };
 use cachemate_papers::solo_speeds::SoloSpeeds;
 use cachemate_papers::work_metric::{MIN_EVENTS, WorkMetric, metrics_of};
 
-pub(crate) use probe_rows::{ProbeRows, counts_of_tasks};
+pub(crate) use probe_rows::{CountedWork, ProbeRows};
 use regression::{EffectEstimate, EffectRegression};
 pub use waiting::WaitingCause;
 use waiting::{WaitingHistory, WindowWork};
@@ -246,23 +246,21 @@ impl<'a> ServiceActivity<'a> {
         self.on_cache_ns.iter().map(presence_on_cache).sum()
     }
 
-    /// The instructions and cycles of its tasks in these intervals.
-    fn counts_in(&self, rows: &[&RowInterval]) -> (f64, f64) {
-        counts_of_tasks(rows, &self.tasks.iter().map(|task| task.task).collect())
+    fn work_in(&self, rows: &[&RowInterval]) -> CountedWork {
+        CountedWork::of_tasks(rows, &self.tasks.iter().map(|task| task.task).collect())
     }
 
     /// The instructions per cycle, and the cycles per nanosecond of run time; `None` if they are not counted.
     fn counted_pace(&self) -> Option<(f64, f64)> {
-        let counts = self
-            .tasks
-            .iter()
-            .filter_map(|task| Some((work_counts(&task.counts)?, task.ran_ns() as f64)));
-        let ((instructions, cycles), ran_ns) = counts
-            .fold(((0.0, 0.0), 0.0), |(sums, ran_ns), (counts, ns)| {
-                (add_counts(sums, counts), ran_ns + ns)
-            });
-        (instructions > 0.0 && cycles > 0.0 && ran_ns > 0.0)
-            .then(|| (instructions / cycles, cycles / ran_ns))
+        let (mut work, mut ran_ns) = (CountedWork::default(), 0.0);
+        for task in &self.tasks {
+            if let Some(counts) = CountedWork::from_counts(&task.counts) {
+                work = work.plus(counts);
+                ran_ns += task.ran_ns() as f64;
+            }
+        }
+        let instr_per_cycle = work.instr_per_cycle()?;
+        (ran_ns > 0.0).then(|| (instr_per_cycle, work.cycles / ran_ns))
     }
 }
 
@@ -424,7 +422,7 @@ impl ServiceLosses {
         }
 
         for rows in &all_rows {
-            rows.partial
+            rows.with_pause
                 .iter()
                 .for_each(|row| self.observe_row(row, rows, &activities, elapsed_ns));
         }
@@ -474,15 +472,11 @@ impl ServiceLosses {
         windows: &ServiceActivities<'_>,
         elapsed_ns: u64,
     ) {
-        let row_counts = |activity: &ServiceActivity<'_>| activity.counts_in(&[row]);
-
         for (service, activity) in windows {
-            let (instructions, cycles) = row_counts(activity);
-            let Some(history) = self
-                .histories
-                .get_mut(&**service)
-                .filter(|_| instructions > 0.0 && cycles > 0.0)
-            else {
+            let Some(row_pace) = activity.work_in(&[row]).instr_per_cycle() else {
+                continue;
+            };
+            let Some(history) = self.histories.get_mut(&**service) else {
                 continue;
             };
             let speed = service_speed(activity, elapsed_ns)
@@ -492,12 +486,11 @@ impl ServiceLosses {
             else {
                 continue;
             };
-            let (reference_speed, pace) = match activity.counts_in(&rows.complete) {
-                (instructions, cycles) if instructions > 0.0 && cycles > 0.0 => {
-                    (history.usual_speed(), instructions / cycles)
-                }
-                _ if rows.complete.is_empty() => (Some(speed), window_pace),
-                _ => continue,
+            let pace_without_pause = activity.work_in(&rows.without_pause).instr_per_cycle();
+            let (reference_speed, pace) = match pace_without_pause {
+                Some(pace) => (history.usual_speed(), pace),
+                None if rows.without_pause.is_empty() => (Some(speed), window_pace),
+                None => continue,
             };
             let Some(reference_speed) = reference_speed else {
                 continue;
@@ -506,11 +499,14 @@ impl ServiceLosses {
             // All tasks of a row run at once, each on its own CPU, so the usual waiting stays in the reference.
             let usual_waiting = history.waiting.usual_share();
             history.record_speed(
-                reference_speed * (instructions / cycles) / pace,
+                reference_speed * row_pace / pace,
                 usual_waiting,
                 |co_runner| {
                     windows.get(co_runner).map_or((0.0, false), |activity| {
-                        (row_counts(activity).1 / cycles_of_cpu, activity.is_confined)
+                        (
+                            activity.work_in(&[row]).cycles / cycles_of_cpu,
+                            activity.is_confined,
+                        )
                     })
                 },
             );
@@ -1007,17 +1003,6 @@ fn contention_forecast(profile: &Profile, co_runner: &Profile) -> Option<Estimat
         low: sensitivity.low.max(0.0) * clamp_to_share(intensity.low),
         high: sensitivity.high * clamp_to_share(intensity.high),
     })
-}
-
-/// The instructions and cycles of these counts, if both were counted.
-fn work_counts(counts: &EventCounts) -> Option<(f64, f64)> {
-    counts
-        .get(CounterEvent::Instructions)
-        .zip(counts.get(CounterEvent::Cycles))
-}
-
-fn add_counts(a: (f64, f64), b: (f64, f64)) -> (f64, f64) {
-    (a.0 + b.0, a.1 + b.1)
 }
 
 pub(crate) fn activities_by_service<'a>(

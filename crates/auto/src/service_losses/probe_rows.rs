@@ -2,18 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use cachemate_core::{RowInterval, TaskId, complete_rows};
-
-use super::{add_counts, work_counts};
+use cachemate_core::{CounterEvent, EventCounts, RowInterval, TaskId, complete_rows};
 
 /// Intervals of one probe after the cache has filled. The probe's own threads keep every CPU awake, which changes the
 /// cost of each wake-up, so an interval is compared with another one of the same probe, not with the windows before it.
 #[derive(Default)]
 pub(crate) struct ProbeRows<'a> {
     /// Intervals in which some of the tasks waited.
-    pub(crate) partial: Vec<&'a RowInterval>,
+    pub(crate) with_pause: Vec<&'a RowInterval>,
     /// Intervals in which all tasks ran; empty if the probe had none.
-    pub(crate) complete: Vec<&'a RowInterval>,
+    pub(crate) without_pause: Vec<&'a RowInterval>,
 }
 
 impl<'a> ProbeRows<'a> {
@@ -39,9 +37,9 @@ impl<'a> ProbeRows<'a> {
             .filter(|(index, _)| !is_filling(*index))
         {
             let side = if is_complete[index] {
-                &mut divided_rows.complete
+                &mut divided_rows.without_pause
             } else {
-                &mut divided_rows.partial
+                &mut divided_rows.with_pause
             };
             side.push(row);
         }
@@ -49,13 +47,40 @@ impl<'a> ProbeRows<'a> {
     }
 }
 
-/// The instructions and cycles of these tasks in these intervals.
-pub(crate) fn counts_of_tasks(rows: &[&RowInterval], tasks: &BTreeSet<TaskId>) -> (f64, f64) {
-    let counts = rows
-        .iter()
-        .flat_map(|row| row.tasks.iter().zip(&row.task_counts));
-    let counts = counts
-        .filter(|(task, _)| tasks.contains(task))
-        .filter_map(|(_, counts)| work_counts(counts));
-    counts.fold((0.0, 0.0), add_counts)
+/// Instructions and cycles that were counted together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CountedWork {
+    pub instructions: f64,
+    pub cycles: f64,
+}
+
+impl CountedWork {
+    /// `None` unless both were counted.
+    pub fn from_counts(counts: &EventCounts) -> Option<CountedWork> {
+        Some(CountedWork {
+            instructions: counts.get(CounterEvent::Instructions)?,
+            cycles: counts.get(CounterEvent::Cycles)?,
+        })
+    }
+
+    /// The work of these tasks in these intervals.
+    pub fn of_tasks(rows: &[&RowInterval], tasks: &BTreeSet<TaskId>) -> CountedWork {
+        rows.iter()
+            .flat_map(|row| row.tasks.iter().zip(&row.task_counts))
+            .filter(|(task, _)| tasks.contains(task))
+            .filter_map(|(_, counts)| CountedWork::from_counts(counts))
+            .fold(CountedWork::default(), CountedWork::plus)
+    }
+
+    pub fn plus(self, other: CountedWork) -> CountedWork {
+        CountedWork {
+            instructions: self.instructions + other.instructions,
+            cycles: self.cycles + other.cycles,
+        }
+    }
+
+    /// `None` if nothing ran.
+    pub fn instr_per_cycle(self) -> Option<f64> {
+        (self.instructions > 0.0 && self.cycles > 0.0).then(|| self.instructions / self.cycles)
+    }
 }

@@ -22,14 +22,26 @@ pub struct CumulativeSpeedup {
     pub variance: f64,
 }
 
-/// Every live process that was measured on both sides in its present phase, in order of arrival. `comparison_windows`
+/// The windows of one process on both sides of a change.
+struct Sides<'a> {
+    before: Vec<&'a ProcessSpeed>,
+    after: Vec<&'a ProcessSpeed>,
+}
+
+impl<'a> Sides<'a> {
+    fn both(&self) -> [&Vec<&'a ProcessSpeed>; 2] {
+        [&self.before, &self.after]
+    }
+}
+
+/// Every live process that was measured on both sides in its present phase, in order of arrival. `trial_windows`
 /// is the number of windows before the change that are compared; earlier ones are used for the noise. A process whose
 /// phases are averaged is compared over like windows, or over all windows if too few are alike.
 pub fn process_changes<'a>(
     view: &View<'_>,
     windows_before: impl Iterator<Item = &'a WindowSpeeds> + Clone,
     windows_after: &'a [WindowSpeeds],
-    comparison_windows: usize,
+    trial_windows: usize,
 ) -> Vec<ProcessChange> {
     let mut threads_by_process: BTreeMap<ProcessId, Vec<&TaskSample>> = BTreeMap::new();
     for task in &view.observation.tasks {
@@ -46,7 +58,7 @@ pub fn process_changes<'a>(
             difference_of_like_windows(&sides, metric)
                 .or_else(|| difference_of_all_windows(&sides, metric))?
         } else {
-            median_difference(&rates_before, &rates_after, comparison_windows)?
+            median_difference(&rates_before, &rates_after, trial_windows)?
         };
         let goal = merged_goal(threads);
 
@@ -112,7 +124,7 @@ fn windows_of_phase<'a>(
     process: ProcessId,
     mut windows_before: impl Iterator<Item = &'a WindowSpeeds>,
     windows_after: &'a [WindowSpeeds],
-) -> Option<[Vec<&'a ProcessSpeed>; 2]> {
+) -> Option<Sides<'a>> {
     let phase = windows_after
         .iter()
         .rev()
@@ -126,39 +138,38 @@ fn windows_of_phase<'a>(
                 .collect()
         };
 
-    Some([
-        process_speeds(&mut windows_before),
-        process_speeds(&mut windows_after.iter()),
-    ])
+    Some(Sides {
+        before: process_speeds(&mut windows_before),
+        after: process_speeds(&mut windows_after.iter()),
+    })
 }
 
-fn has_averaged_phases(sides: &[Vec<&ProcessSpeed>; 2]) -> bool {
+fn has_averaged_phases(sides: &Sides<'_>) -> bool {
     sides
+        .both()
         .iter()
         .all(|side| !side.is_empty() && side.iter().all(|speed| speed.has_averaged_phases()))
 }
 
 /// The windows of both sides by their work, with the incoming accesses by which like windows are found.
-fn work_windows(sides: &[Vec<&ProcessSpeed>; 2], metric: WorkMetric) -> [Vec<WorkWindow>; 2] {
-    [0, 1].map(|side| {
+fn work_windows(sides: &Sides<'_>, metric: WorkMetric) -> [Vec<WorkWindow>; 2] {
+    sides.both().map(|side| {
         let work_window = |speed: &&ProcessSpeed| {
             Some(WorkWindow {
                 work_per_s: libm::exp(*speed.log_rates.get(&metric)?),
                 incoming_per_instr: speed.incoming_per_instr,
             })
         };
-        sides[side].iter().filter_map(work_window).collect()
+        side.iter().filter_map(work_window).collect()
     })
 }
 
 /// The difference over the same work; `None` unless each side has most of its work in common with the other. A program
 /// whose phases are averaged is in another phase in each window, so a few windows do not represent all phases.
-fn difference_of_like_windows(
-    sides: &[Vec<&ProcessSpeed>; 2],
-    metric: WorkMetric,
-) -> Option<Difference> {
+fn difference_of_like_windows(sides: &Sides<'_>, metric: WorkMetric) -> Option<Difference> {
     if sides
-        .iter()
+        .both()
+        .into_iter()
         .flatten()
         .any(|speed| speed.incoming_per_instr.is_none())
     {
@@ -171,10 +182,7 @@ fn difference_of_like_windows(
 }
 
 /// Whatever the phases of the windows.
-fn difference_of_all_windows(
-    sides: &[Vec<&ProcessSpeed>; 2],
-    metric: WorkMetric,
-) -> Option<Difference> {
+fn difference_of_all_windows(sides: &Sides<'_>, metric: WorkMetric) -> Option<Difference> {
     let mut windows = work_windows(sides, metric);
     for window in windows.iter_mut().flatten() {
         window.incoming_per_instr = None;
@@ -185,7 +193,7 @@ fn difference_of_all_windows(
 /// The logarithms of one kind of work on both sides, if it measures speed on both. Work that is counted only
 /// occasionally does not, and a proxy must be steady before the change.
 fn common_metric(
-    sides: &[Vec<&ProcessSpeed>; 2],
+    sides: &Sides<'_>,
     metric: WorkMetric,
 ) -> Option<(WorkMetric, Vec<f64>, Vec<f64>)> {
     let countable_log_rates = |side: &Vec<&ProcessSpeed>| {
@@ -196,8 +204,8 @@ fn common_metric(
         (logs.len() >= 2 && 2 * logs.len() > side.len()).then_some(logs)
     };
     let (rates_before, rates_after) = (
-        countable_log_rates(&sides[0])?,
-        countable_log_rates(&sides[1])?,
+        countable_log_rates(&sides.before)?,
+        countable_log_rates(&sides.after)?,
     );
     (!matches!(metric, WorkMetric::Proxy(_))
         || standard_deviation(&rates_before) <= MAX_PROXY_DEVIATION)
@@ -205,12 +213,8 @@ fn common_metric(
 }
 
 /// The sides on which a slowdown goal was certainly missed. Speeds relative to solo decide if they are known.
-/// Otherwise, a slowdown by more than the goal allows misses it, because no program runs faster than alone.
-fn goal_change(
-    sides: &[Vec<&ProcessSpeed>; 2],
-    change: &ProcessChange,
-    log_limit: f64,
-) -> GoalChange {
+/// Otherwise, a slowdown by more than the goal allows misses it, since a program is taken never to run faster than alone.
+fn goal_change(sides: &Sides<'_>, change: &ProcessChange, log_limit: f64) -> GoalChange {
     let is_missed = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side
             .iter()
@@ -222,7 +226,7 @@ fn goal_change(
         Some(difference.value + t_bound * difference.standard_error < -log_limit)
     };
 
-    match (is_missed(&sides[0]), is_missed(&sides[1])) {
+    match (is_missed(&sides.before), is_missed(&sides.after)) {
         (Some(was_broken), Some(broken_after)) => GoalChange {
             was_broken,
             is_broken: broken_after,
@@ -257,11 +261,7 @@ fn promised_log_rate(threads: &[&TaskSample]) -> Option<(WorkMetric, f64)> {
 }
 
 /// The sides on which the rate was certainly below the promised one. A side without counts is not.
-fn rate_goal_change(
-    sides: &[Vec<&ProcessSpeed>; 2],
-    metric: WorkMetric,
-    log_rate: f64,
-) -> GoalChange {
+fn rate_goal_change(sides: &Sides<'_>, metric: WorkMetric, log_rate: f64) -> GoalChange {
     let is_missed = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side
             .iter()
@@ -273,8 +273,8 @@ fn rate_goal_change(
     };
     let is_certainly_missed = |side: &Vec<&ProcessSpeed>| is_missed(side).unwrap_or(false);
     GoalChange {
-        was_broken: is_certainly_missed(&sides[0]),
-        is_broken: is_certainly_missed(&sides[1]),
+        was_broken: is_certainly_missed(&sides.before),
+        is_broken: is_certainly_missed(&sides.after),
     }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! The *reference* is the last settled state: its plan, and the speeds of its last windows. A change of the plan puts
 //! the new state on *trial*, together with any further changes, until one plan has been in force long enough to be
-//! compared, or the whole series has. A state that is kept becomes the next reference. Until then, losses and gains of
-//! processes are summed relative to the *baseline*, the reference before the first loss, so that small losses do not
-//! accumulate unnoticed.
+//! compared, or the whole series has. A state that is kept becomes the next reference. The *baseline* is the reference
+//! before the first small loss that was kept: the changes of each process are summed from there, so that small losses
+//! do not accumulate unnoticed.
 //!
 //! Tasks arrive and exit, so plans are compared for the tasks that are in both, and speeds by process. The window in
 //! which a process arrived does not count for it.
@@ -18,7 +18,8 @@ use super::home_restore::{HomeCpus, record_last_cpus};
 use super::live_tasks::{LiveTasks, is_same_placement};
 use super::speeds::{WindowSpeeds, is_disturbing, measure_speeds};
 
-/// Number of reference windows kept for the noise, in multiples of the windows compared.
+/// Number of reference windows kept for the noise, and of windows back at the reference after which a trial is
+/// forgotten, in multiples of the windows compared.
 const REFERENCE_LENGTHS: usize = 4;
 /// Number of windows after which a series of changes is compared as a whole, in multiples of the windows compared.
 const SERIES_LENGTHS: usize = 3;
@@ -33,7 +34,7 @@ pub struct PlanRecord {
     pub plan: Plan,
     pub tasks: LiveTasks,
     pub windows: VecDeque<WindowSpeeds>,
-    /// CPUs on which the plan's tasks ran in the last of its windows.
+    /// CPUs of the cache on which each of the plan's tasks ran most, in the last window in which it ran.
     pub last_cpus: HomeCpus,
 }
 
@@ -42,15 +43,16 @@ pub struct PlanRecord {
 struct TrialPlanRecord {
     /// The latest plan.
     plan: Plan,
-    /// Settled windows under that plan.
+    /// Settled windows under that plan, which are compared if there are enough.
     windows_under_plan: VecDeque<WindowSpeeds>,
-    /// Settled windows since the reference was left, and all windows since.
+    /// Settled windows since the reference was left, for plans that change too often to be compared one by one.
     settled_windows: Vec<WindowSpeeds>,
+    /// All measured windows since, in case nothing settles.
     windows_since: Vec<WindowSpeeds>,
     /// Number of windows, including those in which nothing was measured.
     window_count: usize,
     /// Number of windows for which the reference has been in force again.
-    paused_windows: usize,
+    windows_back_at_reference: usize,
 }
 
 /// The history of a guard.
@@ -103,7 +105,7 @@ impl History {
     }
 
     /// Observes a window under the plan that was decided before it. Returns whether a speed was measured.
-    pub fn observe(&mut self, view: &View<'_>, comparison_windows: usize) -> bool {
+    pub fn observe(&mut self, view: &View<'_>, trial_windows: usize) -> bool {
         self.observed_windows += 1;
         record_last_cpus(&mut self.last_cpus, view);
         let live_tasks = LiveTasks::from_samples(&view.observation.tasks);
@@ -116,10 +118,10 @@ impl History {
             self.settling_windows = Some(0);
         }
 
-        let is_settled = self.advance_settling(view.observation, comparison_windows);
+        let is_settled = self.advance_settling(view.observation, trial_windows);
         let mut speeds = measure_speeds(view);
         speeds.retain(|process, _| common_tasks.processes.contains(process));
-        let is_disturbed = self.record_disturbance(view.previous_plan, comparison_windows);
+        let is_disturbed = self.record_disturbance(view.previous_plan, trial_windows);
         let is_measured = !is_disturbed && speeds.values().any(|speed| !speed.log_rates.is_empty());
         let known_tasks = common_tasks.intersection(&self.reference.tasks);
         let lacks_reference =
@@ -132,7 +134,7 @@ impl History {
                 view,
                 speeds,
                 is_measured && (is_settled || lacks_reference),
-                comparison_windows,
+                trial_windows,
             );
         } else {
             self.record_trial_window(
@@ -148,28 +150,28 @@ impl History {
         is_measured
     }
 
-    /// Whether probes of this plan stopped or slowed programs in the window. Probes that always do are the normal
-    /// state, and do not count.
-    fn record_disturbance(&mut self, plan: &Plan, trial_window_count: usize) -> bool {
+    /// Whether probes of this plan stopped or slowed programs in the window. Probes that go on
+    /// are the normal state after a while, and do not count as a disturbance then.
+    fn record_disturbance(&mut self, plan: &Plan, trial_windows: usize) -> bool {
         let has_disturbing_probe = plan.probes.iter().any(|probe| is_disturbing(&probe.kind));
         self.disturbed_windows = if has_disturbing_probe {
             self.disturbed_windows + 1
         } else {
             0
         };
-        has_disturbing_probe && self.disturbed_windows <= MAX_PENDING_LENGTHS * trial_window_count
+        has_disturbing_probe && self.disturbed_windows <= MAX_PENDING_LENGTHS * trial_windows
     }
 
     /// Whether a plan other than the reference is in force.
     pub fn is_on_trial(&self) -> bool {
         self.trial
             .as_ref()
-            .is_some_and(|trial| trial.paused_windows == 0)
+            .is_some_and(|trial| trial.windows_back_at_reference == 0)
     }
 
     /// Counts a window of settling. Returns whether the machine has applied the plan and has had one window for caches
     /// and queues to settle.
-    fn advance_settling(&mut self, observation: &Observation, trial_window_count: usize) -> bool {
+    fn advance_settling(&mut self, observation: &Observation, trial_windows: usize) -> bool {
         let Some(settling_windows) = &mut self.settling_windows else {
             return true;
         };
@@ -181,7 +183,7 @@ impl History {
             .iter()
             .any(|pending| is_acting(&pending.item));
         if *settling_windows > 1
-            && (!is_pending || *settling_windows > MAX_PENDING_LENGTHS * trial_window_count)
+            && (!is_pending || *settling_windows > MAX_PENDING_LENGTHS * trial_windows)
         {
             self.settling_windows = None;
         }
@@ -193,7 +195,7 @@ impl History {
         view: &View<'_>,
         speeds: WindowSpeeds,
         is_counted: bool,
-        trial_window_count: usize,
+        trial_windows: usize,
     ) {
         self.reference.plan = view.previous_plan.clone();
         self.reference.tasks = self.live_tasks.clone();
@@ -202,16 +204,16 @@ impl History {
             self.reference.windows.push_back(speeds);
         }
 
-        while self.reference.windows.len() > REFERENCE_LENGTHS * trial_window_count {
+        while self.reference.windows.len() > REFERENCE_LENGTHS * trial_windows {
             self.reference.windows.pop_front();
         }
 
         // A trial continues if the reference was in force again only temporarily.
         if let Some(trial) = &mut self.trial {
-            trial.paused_windows += 1;
+            trial.windows_back_at_reference += 1;
         }
         self.trial
-            .take_if(|trial| trial.paused_windows > REFERENCE_LENGTHS * trial_window_count);
+            .take_if(|trial| trial.windows_back_at_reference > REFERENCE_LENGTHS * trial_windows);
     }
 
     fn record_trial_window(
@@ -228,14 +230,14 @@ impl History {
             settled_windows: Vec::new(),
             windows_since: Vec::new(),
             window_count: 0,
-            paused_windows: 0,
+            windows_back_at_reference: 0,
         });
         if !is_same_placement(plan, &trial.plan, common_tasks) {
             trial.windows_under_plan.clear();
         }
 
         trial.plan = plan.clone();
-        (trial.window_count, trial.paused_windows) = (trial.window_count + 1, 0);
+        (trial.window_count, trial.windows_back_at_reference) = (trial.window_count + 1, 0);
         if is_measured {
             trial.windows_since.push(speeds.clone());
         }
@@ -248,16 +250,16 @@ impl History {
 
     /// The windows by which the plan on trial can be judged now; `None` if there are not enough yet, or there is no
     /// trial.
-    pub fn windows_to_compare(&self, trial_window_count: usize) -> Option<Vec<WindowSpeeds>> {
+    pub fn windows_to_compare(&self, trial_windows: usize) -> Option<Vec<WindowSpeeds>> {
         let trial = self
             .trial
             .as_ref()
-            .filter(|trial| trial.paused_windows == 0)?;
-        if trial.windows_under_plan.len() >= trial_window_count {
+            .filter(|trial| trial.windows_back_at_reference == 0)?;
+        if trial.windows_under_plan.len() >= trial_windows {
             return Some(trial.windows_under_plan.iter().cloned().collect());
         }
-        let is_series_complete = trial.window_count >= SERIES_LENGTHS * trial_window_count;
-        let windows = if trial.settled_windows.len() >= trial_window_count {
+        let is_series_complete = trial.window_count >= SERIES_LENGTHS * trial_windows;
+        let windows = if trial.settled_windows.len() >= trial_windows {
             &trial.settled_windows
         } else {
             &trial.windows_since
@@ -265,8 +267,8 @@ impl History {
         is_series_complete.then(|| windows.clone())
     }
 
-    /// Makes the state on trial the reference. `totals` covers all compared processes; without it, the state is no
-    /// worse than the baseline, and becomes the next baseline.
+    /// Makes the state on trial the reference. `totals` covers all compared processes; without it, the sums start anew
+    /// from this state, because it is no worse than the baseline or pays for a goal.
     pub fn accept(
         &mut self,
         windows: Vec<WindowSpeeds>,
@@ -308,10 +310,10 @@ impl History {
 
     /// The number of measured windows that are missing for a comparison; `None` if there are enough, or if nothing has
     /// been measured for so long that none is expected.
-    pub fn missing_windows(&self, trial_window_count: usize) -> Option<usize> {
+    pub fn missing_windows(&self, trial_windows: usize) -> Option<usize> {
         let measured_windows = self.reference.windows.len();
         let is_unmeasurable =
-            measured_windows == 0 && self.observed_windows > SERIES_LENGTHS * trial_window_count;
+            measured_windows == 0 && self.observed_windows > SERIES_LENGTHS * trial_windows;
         let has_reference =
             self.trial.is_some() || measured_windows >= MIN_REFERENCE_WINDOWS || is_unmeasurable;
         (!has_reference).then(|| MIN_REFERENCE_WINDOWS - measured_windows)

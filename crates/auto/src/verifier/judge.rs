@@ -14,7 +14,8 @@ use super::live_tasks::{LiveTasks, is_same_placement, with_placement};
 use super::speeds::live_processes;
 use super::verdict::{GuardVerdict, ProcessChange};
 
-/// Longest wait for windows of a program's fast phases, in multiples of the windows compared.
+/// Longest wait for windows of a program's fast phases, and for a confirmation to become sure, in multiples of the
+/// windows compared.
 const MAX_WAIT_LENGTHS: usize = 4;
 
 /// A change that made programs slower.
@@ -30,7 +31,7 @@ pub struct Regression {
 
 /// The result of a window for the state in force.
 pub enum Judgement {
-    /// Nothing can be compared yet, or no loss and no gain is certain yet.
+    /// Nothing can be compared yet, no loss and no gain is certain yet, or nobody asked for a verdict.
     Undecided,
     /// Nothing can ever be compared, or the state is worse and the live tasks cannot return to the one before.
     NotMeasured,
@@ -52,10 +53,22 @@ impl Judge<'_> {
         GuardVerdict::from_changes(changes, self.config.objective, self.config.min_loss)
     }
 
-    /// Judges a changed state, and accepts it if it is no worse.
+    /// Whether noise would decide the confirmation that is going on.
+    fn is_unsure_confirmation(&self, measured: Option<MeasuredLogRatio>) -> bool {
+        let is_confirmation = self
+            .monitored_change
+            .is_some_and(|change| matches!(change.method, VerificationMethod::Confirmation));
+        let is_sure =
+            measured.is_none_or(|measured| measured.log_ratio.abs() >= 2.0 * measured.error);
+        is_confirmation && !is_sure
+    }
+
+    /// Judges a changed state, and accepts it if it is no worse. A process whose missed goal improves excuses every
+    /// loss; otherwise the change's own terms and the guard's comparison with the reference decide, and then the
+    /// guard's comparison with the baseline.
     pub fn judge(&self, history: &mut History, view: &View<'_>) -> Judgement {
-        let trial_window_count = self.config.trial_windows as usize;
-        let Some(windows_after) = history.windows_to_compare(trial_window_count) else {
+        let trial_windows = self.config.trial_windows as usize;
+        let Some(windows_after) = history.windows_to_compare(trial_windows) else {
             return if history.is_on_trial() {
                 Judgement::Undecided
             } else {
@@ -68,8 +81,8 @@ impl Judge<'_> {
         }
 
         let windows_before = history.reference.windows.iter();
-        let is_short = windows_after.len() < MAX_WAIT_LENGTHS * trial_window_count;
-        if is_short
+        let may_wait = windows_after.len() < MAX_WAIT_LENGTHS * trial_windows;
+        if may_wait
             && needs_like_windows(
                 &live_processes(&view.observation.tasks),
                 windows_before.clone(),
@@ -80,7 +93,7 @@ impl Judge<'_> {
         }
 
         let changes_from_reference =
-            process_changes(view, windows_before, &windows_after, trial_window_count);
+            process_changes(view, windows_before, &windows_after, trial_windows);
         let changes_from_baseline = changes_from_baseline(&changes_from_reference, &history.totals);
         let (reference_verdict, baseline_verdict) = (
             self.guard_verdict(&changes_from_reference),
@@ -89,33 +102,17 @@ impl Judge<'_> {
         let measured = self
             .monitored_change
             .and_then(|change| measured_log_ratio(change, &changes_from_reference));
-        // A confirmation that noise would decide goes on.
-        let is_confirmation = self
-            .monitored_change
-            .is_some_and(|change| matches!(change.method, VerificationMethod::Confirmation));
-        let is_sure =
-            measured.is_none_or(|measured| measured.log_ratio.abs() >= 2.0 * measured.error);
-        if is_confirmation
-            && is_short
-            && !is_sure
-            && !(self.is_guarded && reference_verdict.is_worse)
-        {
+        let loses_to_reference = self.is_guarded && reference_verdict.is_worse;
+        if may_wait && self.is_unsure_confirmation(measured) && !loses_to_reference {
             return Judgement::Undecided;
         }
-        let is_slower = measured
+        let fails_terms = measured
             .zip(self.monitored_change)
-            .is_some_and(|(measured, change)| match change.method {
-                VerificationMethod::Confirmation => measured.log_ratio <= 0.0,
-                _ => {
-                    measured.log_ratio < -2.0 * measured.error
-                        && measured.log_ratio < -0.5 * change.min_gain
-                }
-            });
+            .is_some_and(|(measured, change)| fails_terms(change, measured));
         let improves_missed_goal = self
             .monitored_change
             .is_some_and(|change| is_missed_goal_improved(change, &changes_from_reference));
-        let is_worse =
-            !improves_missed_goal && (is_slower || self.is_guarded && reference_verdict.is_worse);
+        let is_worse = !improves_missed_goal && (fails_terms || loses_to_reference);
         let is_from_baseline = !is_worse
             && !improves_missed_goal
             && self.is_guarded
@@ -156,12 +153,23 @@ impl Judge<'_> {
     }
 }
 
-/// The speed of a process of the sum before and after a change, and after it if the process is faster by its
-/// error.
+/// Whether a change is not faster although it was to be confirmed, or certainly slower.
+fn fails_terms(change: &ProposedChange, measured: MeasuredLogRatio) -> bool {
+    match change.method {
+        VerificationMethod::Confirmation => measured.log_ratio <= 0.0,
+        _ => {
+            measured.log_ratio < -2.0 * measured.error
+                && measured.log_ratio < -0.5 * change.min_gain
+        }
+    }
+}
+
+/// The speed of one process before and after a change. With `after_plus_error`, which is one standard error faster, the
+/// error of the sum of all processes follows.
 struct ChangedSpeed {
     before: f64,
     after: f64,
-    shifted: f64,
+    after_plus_error: f64,
 }
 
 fn positive_log(ratio: f64) -> Option<f64> {
@@ -183,7 +191,7 @@ fn measured_log_ratio(
         Some(ChangedSpeed {
             before,
             after: before * libm::exp(change.log_ratio),
-            shifted: before * libm::exp(change.log_ratio + change.standard_error),
+            after_plus_error: before * libm::exp(change.log_ratio + change.standard_error),
         })
     };
     let speeds: Vec<ChangedSpeed> = change.speeds.iter().filter_map(changed_speed).collect();
@@ -195,8 +203,9 @@ fn measured_log_ratio(
     let after: f64 = speeds.iter().map(|speed| speed.after).sum();
     let log_ratio = positive_log(after / before)?;
     // Shift of the sum by each process's error.
-    let shift =
-        |speed: &ChangedSpeed| positive_log((after + (speed.shifted - speed.after)) / after);
+    let shift = |speed: &ChangedSpeed| {
+        positive_log((after + (speed.after_plus_error - speed.after)) / after)
+    };
     let shifts = speeds.iter().filter_map(shift);
     let error = libm::sqrt(shifts.map(|shift| shift * shift).sum());
     Some(MeasuredLogRatio { log_ratio, error })

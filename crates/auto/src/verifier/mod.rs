@@ -8,8 +8,8 @@
 //! - A plan that it *proposes for monitoring* is applied. The windows before the change are the reference. The windows
 //!   after it, once the machine has settled, are compared with the reference process by process ([`comparison`]), by
 //!   the policy's terms.
-//! - A plan that it *proposes for confirmation* is monitored too, but rolled back unless it is measured faster or speeds cannot
-//!   be measured.
+//! - A plan that it *proposes for confirmation* is monitored too, but rolled back unless it is measured faster, or
+//!   nothing can be compared because speeds are not measured or tasks or phases changed meanwhile.
 //! - A plan that it *only decides* is applied. If the guard is on, the plan is compared in the same way by the guard's
 //!   terms ([`verdict`]), which protect programs from every policy and apply to proposed changes too.
 //!
@@ -23,10 +23,11 @@
 //! cooldown, longer each time, and so are its mirror images on like caches ([`cooldown`]). Policies get every verdict,
 //! and the plans on cooldown, from [`View::verdicts`].
 //!
-//! Properties: pure. Windows in which probes stop or slow programs do not count. Without speeds nothing is judged, and
+//! Properties: pure. Windows in which probes stop or slow programs do not
+//! count, unless such probes go on. Without speeds nothing is judged, and
 //! so nothing is rolled back, and a plan that is only proposed is not measured. Each of the guard's two tests rolls one
 //! in a hundred changes without effect back by chance; a confirmation without effect ends by its sign. Windows of
-//! different phases are never compared. Arrivals and exits neither end nor hide the guard's comparison of the remaining
+//! different phases are compared only if phases are too short to be told apart. Arrivals and exits neither end nor hide the guard's comparison of the remaining
 //! tasks, but they interrupt a proposed change; a newcomer is compared once it has a reference of its own. If configured to wait, the guard allows no change before
 //! there is a reference, unless no speed can be measured. Probes and the window length are the policy's and are passed
 //! on unchanged.

@@ -68,7 +68,7 @@ impl Doctor {
                 ))
                 .collect(),
             pressure: pressure::read(&LinuxHost::new("/")),
-            kernel_cache_scheduling: sched_cache::read(&LinuxHost::new("/")),
+            kernel_cache_scheduling: sched_cache::read_status(&LinuxHost::new("/")),
             capability_survey: host.capability_survey,
         };
         session.print_result(self.json.json, &result, || render(&result))

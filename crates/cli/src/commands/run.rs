@@ -166,6 +166,10 @@ impl RunArgs {
         let host = host::survey_host(false)?;
         let (mut managed_exits, mut unmanaged_exits, mut last_outcome) =
             (Vec::new(), Vec::new(), None);
+        // A single run shows only what its programs print.
+        let progress = self
+            .compare
+            .map(|rounds| session.progress_bar("runs", Some(2 * u64::from(rounds))));
         for round in 0..self.compare.unwrap_or(1) {
             // The order alternates between rounds, so that drifts of the host affect both kinds of runs alike.
             let run_kinds: &[bool] = match (self.compare.is_some(), round % 2 == 0) {
@@ -174,6 +178,13 @@ impl RunArgs {
                 (true, false) => &[true, false],
             };
             for &is_managed in run_kinds {
+                if let Some(progress) = &progress {
+                    progress.set_message(if is_managed {
+                        "(managed now)"
+                    } else {
+                        "(unmanaged now)"
+                    });
+                }
                 let outcome = self.run_once(
                     session,
                     &commands,
@@ -186,7 +197,13 @@ impl RunArgs {
                 } else {
                     unmanaged_exits.push(outcome.exits);
                 }
+                if let Some(progress) = &progress {
+                    progress.inc(1);
+                }
             }
+        }
+        if let Some(progress) = progress {
+            progress.finish_and_clear();
         }
         let programs = commands.iter().enumerate().map(|(index, command)| {
             let exits_of = |runs: &[Vec<ProgramExit>]| {

@@ -58,7 +58,7 @@ impl Top {
                 socket: &socket,
                 interval,
                 iterations: self.iterations,
-                color: session.paint().color,
+                color: session.terminal_style().color,
             };
             return screen.run(&stop);
         }

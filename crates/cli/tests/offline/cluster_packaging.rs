@@ -209,6 +209,60 @@ fn a_pod_monitor_finds_the_metrics_with_the_token() {
     assert!(error.contains("podMonitor.tokenSecret"), "{error}");
 }
 
+fn find_named<'a>(entries: &'a Value, name: &str) -> Option<&'a Value> {
+    let mut entries = entries.as_array().into_iter().flatten();
+    entries.find(|entry| entry["name"] == name)
+}
+
+/// Are resctrl and the scheduler's token mounted where the daemon and the extender look for them, but only if asked for,
+/// and is a scheduler on the host's network admitted?
+#[test]
+fn resctrl_token_and_addresses_are_given_only_on_request() {
+    let values = [
+        "extender.enabled=true",
+        "node.resctrl=true",
+        "extender.schedulerTokenSecret=scheduler",
+        "extender.schedulerCidrs={10.0.0.4/32}",
+    ];
+    for (values, is_requested) in [(&values[..], true), (&values[..1], false)] {
+        let Some(rendered) = render_chart(values) else {
+            return;
+        };
+        let all = rendered.unwrap();
+        let pod_of = |kind: &str| &find_kind(&all, kind)["spec"]["template"]["spec"];
+        let (daemon, extender) = (pod_of("DaemonSet"), pod_of("Deployment"));
+        let folder = find_named(&daemon["volumes"], "resctrl");
+        let folder = folder.map(|volume| &volume["hostPath"]["path"]);
+        let mount = find_named(&daemon["containers"][0]["volumeMounts"], "resctrl");
+        let mount = mount.map(|mount| &mount["mountPath"]);
+        let expected = is_requested.then(|| Value::from("/sys/fs/resctrl"));
+        assert_eq!((folder, mount), (expected.as_ref(), expected.as_ref()));
+
+        let container = &extender["containers"][0];
+        let args = container["args"].as_array().unwrap();
+        let file = args.iter().find_map(|arg| {
+            let file = arg.as_str()?.strip_prefix("--scheduler-token-file=")?;
+            Path::new(file).parent()
+        });
+        let mount = find_named(&container["volumeMounts"], "scheduler-token");
+        let mount = mount.and_then(|mount| mount["mountPath"].as_str());
+        assert_eq!(
+            (file.is_some(), mount),
+            (is_requested, file.and_then(Path::to_str))
+        );
+        let secret = find_named(&extender["volumes"], "scheduler-token");
+        let secret = secret.map(|volume| &volume["secret"]["secretName"]);
+        assert_eq!(secret.is_some_and(|name| name == "scheduler"), is_requested);
+
+        let peers = &find_kind(&all, "NetworkPolicy")["spec"]["ingress"][0]["from"];
+        let is_admitted = |peer: &Value| peer["ipBlock"]["cidr"] == "10.0.0.4/32";
+        assert_eq!(
+            peers.as_array().unwrap().iter().any(is_admitted),
+            is_requested
+        );
+    }
+}
+
 /// Does the chart grant exactly the rights on the page: a privileged daemon that writes the two resources, an extender
 /// that reads them?
 #[test]

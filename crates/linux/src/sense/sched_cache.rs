@@ -37,7 +37,7 @@ impl SchedCacheStatus {
 }
 
 /// Reads the settings.
-pub fn read(kernel: &dyn Kernel) -> SchedCacheStatus {
+pub fn read_status(kernel: &dyn Kernel) -> SchedCacheStatus {
     let read_number = |name: &str| -> Option<u32> {
         read_text(kernel, &Path::new(KNOBS_DIR).join(name))?
             .parse()
@@ -55,11 +55,11 @@ pub fn read(kernel: &dyn Kernel) -> SchedCacheStatus {
         };
     };
     let aggr_tolerance = read_number("aggr_tolerance");
-    let is_balancing =
+    let balances_numa =
         read_text(kernel, Path::new("/proc/sys/kernel/numa_balancing")).map(|text| text != "0");
     let online_nodes = read_text(kernel, Path::new("/sys/devices/system/node/online"));
     let has_several_nodes = online_nodes.map(|nodes| nodes.contains(['-', ',']));
-    let counts_footprints = match (is_balancing, has_several_nodes) {
+    let counts_footprints = match (balances_numa, has_several_nodes) {
         (Some(balancing), Some(several)) => Some(balancing && several),
         (Some(false), None) | (None, Some(false)) => Some(false),
         _ => None,
@@ -117,9 +117,10 @@ pub fn find_conflicts(
 ) -> Vec<String> {
     let own_threads: Vec<&PlacedThread> =
         threads.iter().filter(|thread| thread.pid == pid).collect();
+    // The kernel aggregates nothing if it is off, and neither a process of one thread nor on one cache.
     if !status.is_aggregating() || own_threads.len() < 2 || topology.last_level_caches().count() < 2
     {
-        return Vec::new(); // the kernel never aggregates a process of one thread
+        return Vec::new();
     }
     let caches_of = |cpus: &CpuSet| -> Vec<u32> {
         let caches = topology
@@ -131,25 +132,25 @@ pub fn find_conflicts(
         .iter()
         .filter_map(|thread| thread.allowed_cpus.as_ref().map(caches_of))
         .collect();
-    let mut tying_caches: Vec<u32> = allowed_caches
+    let mut confining_caches: Vec<u32> = allowed_caches
         .iter()
         .filter(|caches| caches.len() == 1)
         .flatten()
         .copied()
         .collect();
-    tying_caches.sort_unstable();
-    tying_caches.dedup();
+    confining_caches.sort_unstable();
+    confining_caches.dedup();
     let free_count = own_threads.len()
         - allowed_caches
             .iter()
             .filter(|caches| caches.len() == 1)
             .count();
-    let cache_list = tying_caches
+    let cache_list = confining_caches
         .iter()
         .map(u32::to_string)
         .collect::<Vec<_>>()
         .join(", ");
-    match (tying_caches.len(), free_count) {
+    match (confining_caches.len(), free_count) {
         (0, _) | (1, 0) => Vec::new(),
         (1, free) => vec![format!(
             "the kernel gathers this process on the cache where it runs most; {free} of its threads are free to follow, the \
@@ -180,7 +181,7 @@ mod tests {
     /// Is the state read from the kernel's files, and are missing settings absent?
     #[test]
     fn the_state_is_read_from_the_kernels_files() {
-        let on = read(&host("Y\n", "1\n", "1\n", "0-1\n"));
+        let on = read_status(&host("Y\n", "1\n", "1\n", "0-1\n"));
         assert_eq!(
             (on.enabled, on.aggr_tolerance, on.counts_footprints),
             (Some(true), Some(1), Some(true))
@@ -190,14 +191,14 @@ mod tests {
             "on, tolerance 1; footprints are counted by NUMA balancing"
         );
         assert!(on.is_aggregating());
-        let one_node = read(&host("Y\n", "3\n", "1\n", "0\n"));
+        let one_node = read_status(&host("Y\n", "3\n", "1\n", "0\n"));
         assert_eq!(
             (one_node.counts_footprints, one_node.is_aggregating()),
             (Some(false), true)
         );
-        assert!(!read(&host("N\n", "1\n", "0\n", "0\n")).is_aggregating());
-        assert!(!read(&host("Y\n", "0\n", "0\n", "0\n")).is_aggregating());
-        let odd = read(&host("Y\n", "x\n", "0\n", "0\n"));
+        assert!(!read_status(&host("N\n", "1\n", "0\n", "0\n")).is_aggregating());
+        assert!(!read_status(&host("Y\n", "0\n", "0\n", "0\n")).is_aggregating());
+        let odd = read_status(&host("Y\n", "x\n", "0\n", "0\n"));
         assert_eq!(odd.aggr_tolerance, None);
         assert!(
             odd.detail.contains("its tolerance cannot be read"),
@@ -211,10 +212,10 @@ mod tests {
     fn an_absent_scheduler_is_distinguished_from_an_unreported_one() {
         let none = FakeHost::default();
         none.set_file("/sys/kernel/debug/sched/features", "GENTLE_FAIR_SLEEPERS\n");
-        assert!(read(&none).detail.contains("CONFIG_SCHED_CACHE"));
-        assert!(read(&FakeHost::default()).detail.contains("debugfs"));
+        assert!(read_status(&none).detail.contains("CONFIG_SCHED_CACHE"));
+        assert!(read_status(&FakeHost::default()).detail.contains("debugfs"));
         none.reads_fail.set(Some(libc::EACCES));
-        assert_eq!(read(&none).enabled, None);
+        assert_eq!(read_status(&none).enabled, None);
     }
 
     /// Is a conflict reported exactly if threads of one process are confined to several caches, or only some of them
@@ -222,7 +223,7 @@ mod tests {
     #[test]
     fn conflicts_are_reported_exactly_if_threads_are_split() {
         let topology = topology().topology; // two caches of two CPUs
-        let on = read(&host("Y\n", "1\n", "0\n", "0\n"));
+        let on = read_status(&host("Y\n", "1\n", "0\n", "0\n"));
         let thread = |pid, allowed: &str| PlacedThread {
             pid,
             allowed_cpus: (!allowed.is_empty()).then(|| allowed.parse().unwrap()),
@@ -246,7 +247,7 @@ mod tests {
             assert_eq!(conflict_text(&on, &quiet), "", "{quiet:?}");
         }
         assert_eq!(conflict_text(&on, &[thread(7, "0"), thread(9, "2")]), "");
-        let off = read(&host("N\n", "1\n", "0\n", "0\n"));
+        let off = read_status(&host("N\n", "1\n", "0\n", "0\n"));
         assert_eq!(conflict_text(&off, &[thread(7, "0"), thread(7, "2-3")]), "");
     }
 }

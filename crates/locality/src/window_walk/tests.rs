@@ -117,35 +117,44 @@ fn threads_have_windows_of_their_own() {
     assert!((overlap(2) - 1.0).abs() < 0.05, "{}", overlap(2));
 }
 
-/// Does a mispredicted branch that waits for a miss end its overlap with what comes later, on a machine that states what
-/// refilling the pipeline costs, and change nothing on one that does not?
+/// Does a mispredicted branch that waits for a miss end its overlap with loads whose addresses follow from it, and with none whose
+/// address is known before, on a machine that states what refilling the pipeline costs; and does it change nothing on one
+/// that does not?
 #[test]
-fn a_branch_that_waits_for_a_miss_ends_its_overlap() {
+fn a_wrong_path_requests_what_does_not_depend_on_its_branch() {
     let gap = 8;
-    let accesses = |waiting_share: u64| -> Vec<SampledAccess> {
-        (0..2000)
+    let cycles = |machine: &WalkMachine, waiting_share: u64, dependence: u8| {
+        let accesses = (0..4000)
             .map(|index| SampledAccess {
                 delays_branch: index % 4 < waiting_share,
-                ..far_load(index, gap, 0)
+                ..far_load(index, gap, dependence)
             })
-            .collect()
+            .collect();
+        cycles_per_access(&walk_with(accesses, machine, &OPTIONS), gap as f64)
     };
     let silent = sample_walk_machine();
     let stating = WalkMachine {
         mispredict_cycles: Some(20.0),
         ..silent.clone()
     };
-    let cycles =
-        |machine, share| cycles_per_access(&walk_with(accesses(share), machine, &OPTIONS), 8.0);
-    assert_eq!(cycles(&silent, 4), cycles(&silent, 0));
-    assert_eq!(cycles(&stating, 0), cycles(&silent, 0));
-    // Each load alone: its latency but for the hit that the rate between misses has, and its instructions.
-    let alone = LATENCY - 3.0 + gap as f64;
-    let found = cycles(&stating, 4);
-    assert!((found / alone - 1.0).abs() < 0.02, "{found}, {alone}");
-    // Every fourth: the three behind the branch overlap it no longer, but one another and the next.
-    let found = cycles(&stating, 1);
-    assert!((found / (alone / 4.0) - 1.0).abs() < 0.15, "{found}");
+    let (independent, chase) = (0, 1);
+    assert_eq!(
+        cycles(&silent, 4, independent),
+        cycles(&silent, 0, independent)
+    );
+    assert_eq!(
+        cycles(&stating, 0, independent),
+        cycles(&silent, 0, independent)
+    );
+    // Probes that all end in such a branch: the window holds twelve, whose lines are requested on the wrong path.
+    let (found, bound) = (cycles(&stating, 4, independent), LATENCY / 12.0);
+    assert!(
+        found > 0.9 * bound && found < 1.5 * bound,
+        "{found}, {bound}"
+    );
+    // A chase: the wrong path has no address before the branch is decided. Each takes its latency, as without branches.
+    let found = cycles(&stating, 4, chase);
+    assert!((found / LATENCY - 1.0).abs() < 0.05, "{found}");
 }
 
 /// Do instructions between misses take the cycles of their chains and branches, if the machine states what refilling

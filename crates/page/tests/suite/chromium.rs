@@ -6,8 +6,8 @@ use crate::common::{Browser, page_header};
 use crate::screenshots::sample_services;
 use cachemate_core::{Estimate, ReasonKind};
 use cachemate_page::{
-    CurveSnapshot, DecisionSnapshot, MatrixSnapshot, ProbeSnapshot, ProgramSnapshot, RecordedRun,
-    ShareSnapshot, Snapshot, page_html,
+    BandwidthSnapshot, CurveSnapshot, DecisionSnapshot, MatrixSnapshot, ProbeSnapshot,
+    ProgramSnapshot, RecordedRun, ShareSnapshot, Snapshot, page_html,
 };
 use serde_json::json;
 
@@ -151,6 +151,13 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
             new_decisions: decisions,
             programs: programs_shown,
             shares: vec![share(0, "0-3"), share(1, "4-15")],
+            bandwidth_limits: vec![BandwidthSnapshot {
+                group: 0,
+                cache: 0,
+                limit: "50 %".into(),
+                tasks: Vec::new(),
+                programs: vec![1],
+            }],
             probes: vec![ProbeSnapshot {
                 kind: "evicted lines".into(),
                 cost_s: 0.02,
@@ -300,6 +307,14 @@ fn a_recording_plays_back() {
     assert_eq!(shown, json!(snapshots.snapshots[5].new_decisions[0].reason));
     browser.press_key("Escape");
     browser.wait_until("!document.getElementById('decision').open");
+    let limits = "[...document.querySelectorAll('#shares p')].map((limit) => limit.textContent)";
+    let name = plain_name(1);
+    assert_eq!(
+        browser.eval(limits),
+        json!([format!(
+            "{name} #1: at most 50 % of the memory bandwidth of L3 0"
+        )])
+    );
     browser.eval("cachemate.show(0)");
     browser.press_key(" ");
     browser.wait_until("cachemate.at >= 2");

@@ -10,7 +10,8 @@
 //! therefore used; `recorded_on = "whole"` selects the paper's. If the profile of any task has no rate for the share,
 //! all tasks are compared on the whole cache.
 //!
-//! Properties: tasks without a profile stay in place. No task moves while the rates are unchanged. Priorities count.
+//! Properties: tasks without a profile stay in place. No task moves while the rates are unchanged, once the rounds
+//! of the distributed form have ended. Priorities count.
 
 use std::collections::BTreeMap;
 

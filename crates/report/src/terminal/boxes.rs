@@ -1,16 +1,16 @@
 //! A plan as one box per cache, with the reasons below the boxes.
 
-use super::Paint;
+use super::TerminalStyle;
 use crate::results::{CacheAssignment, PlanResult};
 use crate::table::{Align, pad_text, text_width};
 use crate::text::{format_fixed, format_number};
 
 /// Draws as many boxes side by side as the terminal is wide, then the reasons by program, then the alternatives.
-pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
+pub fn plan_boxes(plan: &PlanResult, style: TerminalStyle) -> String {
     let boxes: Vec<Vec<String>> = plan
         .caches
         .iter()
-        .map(|cache| render_box(cache, &plan.unit, paint))
+        .map(|cache| render_box(cache, &plan.unit, style))
         .collect();
 
     let mut text = String::new();
@@ -21,7 +21,7 @@ pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
         while let Some(next_width) = remaining_boxes
             .get(used_count)
             .map(|lines| text_width(&lines[0]))
-            .filter(|w| used_width + 2 + w <= paint.width)
+            .filter(|w| used_width + 2 + w <= style.width)
         {
             used_width += 2 + next_width;
             used_count += 1;
@@ -29,12 +29,12 @@ pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
         text.push_str(&join_side_by_side(&remaining_boxes[..used_count]));
         remaining_boxes = &remaining_boxes[used_count..];
     }
-    text.push_str(&paint.style_bold("why"));
+    text.push_str(&style.bold("why"));
     text.push('\n');
     for program in plan.caches.iter().flat_map(|cache| &cache.programs) {
-        text.push_str(&indent(&program.reason, paint.width));
+        text.push_str(&indent(&program.reason, style.width));
     }
-    text + &expectation_text(plan, paint)
+    text + &expectation_text(plan, style)
 }
 
 fn format_value(value: f64, unit: &str) -> String {
@@ -45,7 +45,7 @@ fn format_value(value: f64, unit: &str) -> String {
     }
 }
 
-fn render_box(cache: &CacheAssignment, unit: &str, paint: Paint) -> Vec<String> {
+fn render_box(cache: &CacheAssignment, unit: &str, style: TerminalStyle) -> Vec<String> {
     let head = format!("{} · CPUs {}", cache.cache, cache.cpus);
     let max_name_width = cache
         .programs
@@ -77,12 +77,12 @@ fn render_box(cache: &CacheAssignment, unit: &str, paint: Paint) -> Vec<String> 
         .max(text_width(&head) + 2);
     let mut lines = vec![format!(
         "╭─ {} {}╮",
-        paint.style_bold(&head),
+        style.bold(&head),
         "─".repeat(inner_width - text_width(&head) - 1)
     )];
     for (name, cost) in &rows {
         let blank = " ".repeat(inner_width - text_width(name) - text_width(cost));
-        lines.push(format!("│ {name}{blank}{} │", paint.style_faint(cost)));
+        lines.push(format!("│ {name}{blank}{} │", style.faint(cost)));
     }
     lines.push(format!("╰{}╯", "─".repeat(inner_width + 2)));
     lines
@@ -120,7 +120,7 @@ fn indent(sentence: &str, width_limit: usize) -> String {
     text + &line + "\n"
 }
 
-fn expectation_text(plan: &PlanResult, paint: Paint) -> String {
+fn expectation_text(plan: &PlanResult, style: TerminalStyle) -> String {
     let expected = &plan.expected;
     let value_text = |v: Option<f64>| match (v, plan.unit.as_str()) {
         (None, _) => "not known".to_string(),
@@ -129,7 +129,7 @@ fn expectation_text(plan: &PlanResult, paint: Paint) -> String {
     };
     let mut text = format!(
         "{}  this plan {}, best {}, random {}, worst {}\n",
-        paint.style_bold(plan.measure()),
+        style.bold(plan.measure()),
         value_text(expected.plan),
         value_text(expected.best),
         value_text(expected.random),
@@ -144,7 +144,7 @@ fn expectation_text(plan: &PlanResult, paint: Paint) -> String {
         ),
         (false, None) => format!("not proven to be the best ({})", plan.solver),
     };
-    text.push_str(&paint.style_faint(&proof));
+    text.push_str(&style.faint(&proof));
     text + "\n"
 }
 
@@ -208,6 +208,6 @@ mod tests {
             mean slowdown within caches  this plan 2.31 %, best 2.31 %, random not known, worst 22.00 %
             optimal under this model, proven (matching)
         "#]]
-        .assert_eq(&plan_boxes(&plan, Paint::PLAIN));
+        .assert_eq(&plan_boxes(&plan, TerminalStyle::PLAIN));
     }
 }

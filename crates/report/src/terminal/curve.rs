@@ -1,6 +1,6 @@
 //! Miss-rate curves in Braille dots (two by four per character), and as one line of blocks.
 
-use super::{Paint, SERIES_COLORS};
+use super::{SERIES_COLORS, TerminalStyle};
 use crate::table::{Align, pad_text};
 use crate::text::{format_number, format_size};
 
@@ -40,7 +40,7 @@ impl Canvas {
 
 /// Draws curves over a logarithmic axis of cache sizes, with values from zero. Returns an empty text if there is
 /// nothing to draw.
-pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String {
+pub fn curve_picture(lines: &[CurveLine], y_label: &str, style: TerminalStyle) -> String {
     let points = || {
         lines
             .iter()
@@ -61,7 +61,7 @@ pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String
         .map(|index| format_number(largest_value * index as f64 / (ROWS / 4) as f64))
         .collect();
     let gutter = labels.iter().map(String::len).max().unwrap_or(0) + 1;
-    let columns = paint.width.saturating_sub(gutter + 3).clamp(16, 72);
+    let columns = style.width.saturating_sub(gutter + 3).clamp(16, 72);
     let mut canvas = Canvas {
         columns,
         cells: vec![(0, 0); columns * ROWS],
@@ -79,7 +79,7 @@ pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String
         draw_curve(&mut canvas, series, line, &axis_share, largest_value);
     }
 
-    let mut text = format!("{}\n", paint.style_faint(y_label));
+    let mut text = format!("{}\n", style.faint(y_label));
     for row in 0..ROWS {
         let rows_from_bottom = ROWS - row;
         let label = if row == 0 || rows_from_bottom.is_multiple_of(4) {
@@ -88,21 +88,21 @@ pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String
             ""
         };
         let tick = if label.is_empty() { '│' } else { '┤' };
-        text.push_str(&paint.style_faint(&format!(
+        text.push_str(&style.faint(&format!(
             "{} {tick}",
             pad_text(label, gutter - 1, Align::Right)
         )));
-        text.push_str(canvas_row(&canvas, row, lines.len() > 1, paint).trim_end());
+        text.push_str(canvas_row(&canvas, row, lines.len() > 1, style).trim_end());
         text.push('\n');
     }
 
-    text.push_str(&paint.style_faint(&size_axis(gutter, columns, low, high, &axis_share)));
+    text.push_str(&style.faint(&size_axis(gutter, columns, low, high, &axis_share)));
     if lines.len() > 1 {
         let names = lines
             .iter()
             .enumerate()
-            .map(|(index, line)| series_color(paint, index, &format!("━ {}", line.name)));
-        text.push_str(&wrap_names(names.collect(), paint.width));
+            .map(|(index, line)| series_color(style, index, &format!("━ {}", line.name)));
+        text.push_str(&wrap_names(names.collect(), style.width));
     }
     text
 }
@@ -151,7 +151,7 @@ fn draw_curve(
     }
 }
 
-fn canvas_row(canvas: &Canvas, row: usize, is_colored: bool, paint: Paint) -> String {
+fn canvas_row(canvas: &Canvas, row: usize, is_colored: bool, style: TerminalStyle) -> String {
     let cells = &canvas.cells[row * canvas.columns..(row + 1) * canvas.columns];
     let mut text = String::new();
     for &(dots, series) in cells {
@@ -159,15 +159,15 @@ fn canvas_row(canvas: &Canvas, row: usize, is_colored: bool, paint: Paint) -> St
         let c = char::from_u32(0x2800 + u32::from(dots)).unwrap_or(' ');
         match dots {
             0 => text.push(' '),
-            _ if is_colored => text.push_str(&series_color(paint, series, &c.to_string())),
+            _ if is_colored => text.push_str(&series_color(style, series, &c.to_string())),
             _ => text.push(c),
         }
     }
     text
 }
 
-fn series_color(paint: Paint, series: usize, text: &str) -> String {
-    paint.apply_sgr(
+fn series_color(style: TerminalStyle, series: usize, text: &str) -> String {
+    style.apply_sgr(
         &format!("38;5;{}", SERIES_COLORS[series % SERIES_COLORS.len()]),
         text,
     )
@@ -282,7 +282,7 @@ mod tests {
         want.assert_eq(&curve_picture(
             &[line],
             "misses per 1000 instructions",
-            Paint {
+            TerminalStyle {
                 color: false,
                 width: 60,
             },
@@ -299,7 +299,7 @@ mod tests {
                     points: points.to_vec(),
                 }],
                 "",
-                Paint::PLAIN,
+                TerminalStyle::PLAIN,
             )
         };
         assert_eq!(draw(&[]), "");

@@ -1,6 +1,6 @@
 //! Pairwise slowdowns as a matrix in colors, or in shades if colors are disabled.
 
-use super::Paint;
+use super::TerminalStyle;
 use crate::results::{CostTable, HIGH_PERCENT};
 use crate::table::{Align, pad_text, text_width};
 use crate::text::{format_fixed, format_number};
@@ -12,7 +12,7 @@ const SHADES: [&str; 6] = [" ", "·", "░", "▒", "▓", "█"];
 
 /// Draws the matrix under its names, with a line that explains its direction: the column's program slows down the
 /// row's.
-pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
+pub fn matrix_picture(matrix: &CostTable, style: TerminalStyle) -> String {
     let is_percent = matrix.unit == "percent";
     let cell_text = |value: f64| {
         if is_percent {
@@ -47,14 +47,14 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
         .unwrap_or(4);
     let mut text = " ".repeat(max_name_width + 1);
     for name in &column_names {
-        text.push_str(&paint.style_bold(&pad_text(name, cell_width - 1, Align::Right)));
+        text.push_str(&style.bold(&pad_text(name, cell_width - 1, Align::Right)));
         text.push(' ');
     }
     text.truncate(text.trim_end().len());
     text.push('\n');
 
     for (row, name) in matrix.names.iter().enumerate() {
-        text.push_str(&paint.style_bold(&pad_text(name, max_name_width, Align::Left)));
+        text.push_str(&style.bold(&pad_text(name, max_name_width, Align::Left)));
         text.push(' ');
         for column in 0..matrix.names.len() {
             let value = matrix
@@ -68,7 +68,7 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
                     .filter(|v| v.is_finite())
                     .map(|v| (cell_text(v), v / largest_value)),
                 cell_width,
-                paint,
+                style,
             ));
         }
         text.truncate(text.trim_end_matches(' ').len());
@@ -80,24 +80,24 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
     } else {
         "weight"
     };
-    text + &paint.style_faint(&format!(
+    text + &style.faint(&format!(
         "row slowed down by column: {unit} (model {})",
         matrix.model
     )) + "\n"
 }
 
-fn render_cell(value: Option<(String, f64)>, cell_width: usize, paint: Paint) -> String {
+fn render_cell(value: Option<(String, f64)>, cell_width: usize, style: TerminalStyle) -> String {
     let Some((value_text, share)) = value else {
         return pad_text("– ", cell_width, Align::Right);
     };
     // The color follows the square root, because one very hot pair would otherwise make all others look alike.
     let step = (share.clamp(0.0, 1.0).sqrt() * (HEAT_COLORS.len() - 1) as f64 + 0.5) as usize;
-    if paint.color {
+    if style.color {
         let padded_value = format!("{} ", pad_text(&value_text, cell_width - 1, Align::Right));
         return if step == 0 || share.is_nan() {
             padded_value
         } else {
-            paint.apply_sgr(&format!("97;48;5;{}", HEAT_COLORS[step]), &padded_value)
+            style.apply_sgr(&format!("97;48;5;{}", HEAT_COLORS[step]), &padded_value)
         };
     }
     format!(
@@ -149,14 +149,14 @@ mod tests {
             milc   2.3·    –
             row slowed down by column: percent of its solo run time lost (model sdc)
         "#]]
-        .assert_eq(&matrix_picture(&matrix(), Paint::PLAIN));
+        .assert_eq(&matrix_picture(&matrix(), TerminalStyle::PLAIN));
     }
 
     #[test]
     fn the_matrix_is_colored_if_color_is_enabled() {
         let text = matrix_picture(
             &matrix(),
-            Paint {
+            TerminalStyle {
                 color: true,
                 width: 80,
             },

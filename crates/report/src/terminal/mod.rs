@@ -1,7 +1,7 @@
 //! Pictures for a terminal: a curve in dots, a colored matrix, a plan as boxes.
 //!
-//! Each function takes a [`Paint`], which the command derives from the terminal. Without color, the characters alone
-//! convey the same information. A terminal without Unicode gets none of these pictures.
+//! Each function takes a [`TerminalStyle`], which the command derives from the terminal. Without color, the characters
+//! alone convey the same information. A terminal without Unicode gets none of these pictures.
 
 mod boxes;
 mod curve;
@@ -11,18 +11,18 @@ pub use boxes::plan_boxes;
 pub use curve::{CurveLine, curve_picture, sparkline};
 pub use matrix::matrix_picture;
 
-/// Capabilities of the terminal.
+/// How to write on the terminal: its width, and whether with colors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Paint {
+pub struct TerminalStyle {
     /// Whether the terminal supports colors, and the user wants them.
     pub color: bool,
     /// Width of the terminal in columns.
     pub width: usize,
 }
 
-impl Paint {
+impl TerminalStyle {
     /// No color and 80 columns, for files and pipes.
-    pub const PLAIN: Paint = Paint {
+    pub const PLAIN: TerminalStyle = TerminalStyle {
         color: false,
         width: 80,
     };
@@ -35,12 +35,12 @@ impl Paint {
             text.to_string()
         }
     }
-    /// Unchanged without colors.
-    pub fn style_bold(&self, text: &str) -> String {
+    /// The text in bold; unchanged without colors.
+    pub fn bold(&self, text: &str) -> String {
         self.apply_sgr("1", text)
     }
-    /// Unchanged without colors.
-    pub fn style_faint(&self, text: &str) -> String {
+    /// The text in faint letters; unchanged without colors.
+    pub fn faint(&self, text: &str) -> String {
         self.apply_sgr("2", text)
     }
 }

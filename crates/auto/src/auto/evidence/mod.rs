@@ -25,7 +25,7 @@ use super::model::layout::SiteLayout;
 use super::model::problem::{PlanningProblem, ProblemTask};
 use super::model::sites::{CacheSite, CpuSites, cache_sites};
 
-/// Number of windows for which speeds must be known.
+/// Number of windows for which the tasks must be the same before a search.
 pub const MIN_KNOWN_WINDOWS: u64 = 3;
 /// Number of windows after which a decision is made even if new tasks or new phases are still unknown.
 pub const PATIENCE_WINDOWS: u64 = 40;
@@ -47,7 +47,7 @@ pub struct TaskEvidence {
     /// Tasks whose phase has changed or whose curve was dropped, with the window of that; searches do not change
     /// their caches.
     pub phase_changed_at: BTreeMap<TaskId, u64>,
-    /// The plan in force in the last window, without probes.
+    /// The plan in force in the last window in which placements, gangs or shares changed, without probes and penalties.
     last_plan: Option<Plan>,
 }
 
@@ -60,7 +60,7 @@ impl TaskEvidence {
         let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
         let has_changed = self.arrivals.observe(view);
         if sites != self.sites {
-            self.follow_caches(&sites);
+            self.renumber_default_sites(&sites);
         }
         if has_changed {
             self.speeds.retain(&live_tasks);
@@ -84,15 +84,15 @@ impl TaskEvidence {
         has_changed
     }
 
-    /// Lets homes, which are positions among the sites, follow their caches. The home on a cache that has gone offline
-    /// is unknown.
-    fn follow_caches(&mut self, sites: &[CacheSite]) {
+    /// Keeps each task's default site on the same cache, although sites are numbered anew in each window. The site of a
+    /// cache that has gone offline is unknown.
+    fn renumber_default_sites(&mut self, sites: &[CacheSite]) {
         let new_position = |old: usize| {
             let cache = self.sites.get(old)?.cache;
             sites.iter().position(|site| site.cache == cache)
         };
-        let homes = std::mem::take(&mut self.default_sites).into_iter();
-        self.default_sites = homes
+        let old_sites = std::mem::take(&mut self.default_sites).into_iter();
+        self.default_sites = old_sites
             .filter_map(|(task, site)| Some((task, new_position(site)?)))
             .collect();
     }
@@ -142,7 +142,8 @@ impl TaskEvidence {
         }
     }
 
-    /// The tasks on sites for which the plan has changed since the last window.
+    /// The tasks on sites for which shares, pins or gangs have changed since the last window. A pin or a gang belongs to the
+    /// site of its first CPU.
     fn replanned_tasks(
         &mut self,
         view: &View<'_>,

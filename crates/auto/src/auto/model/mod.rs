@@ -1,4 +1,7 @@
 //! The model: how programs use caches, plans as layouts of sites, and their scores.
+//!
+//! To read it: [`program_model`] (the curve of one program), [`composition`] (programs that share one cache), [`bus`]
+//! (programs that share memory), then [`score`] (a whole plan); [`problem`] and [`layout`] say what a plan is here.
 
 pub mod bus;
 mod calibration;

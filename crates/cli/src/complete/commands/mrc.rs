@@ -387,7 +387,7 @@ fn render(result: &MrcResult, session: &Session) -> String {
     } else {
         "misses, % of accesses"
     };
-    text.push_str(&curve_picture(&lines, label, session.paint()));
+    text.push_str(&curve_picture(&lines, label, session.terminal_style()));
     text.push('\n');
     text.push_str(&curve_table(&result.all));
     for part in &result.parts {

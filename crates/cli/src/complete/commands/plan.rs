@@ -213,7 +213,7 @@ impl PlanArgs {
                 .goals
                 .as_ref()
                 .map_or(String::new(), GoalPlan::describe);
-            plan_boxes(&picture, session.paint()) + &goals_text + &commands
+            plan_boxes(&picture, session.terminal_style()) + &goals_text + &commands
         };
         session.print_result(self.json.json, &result, describe)
     }

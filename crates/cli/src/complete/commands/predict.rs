@@ -1,6 +1,6 @@
 //! `cachemate predict`: predicts the slowdowns of programs that share a cache.
 
-use cachemate_report::terminal::{Paint, matrix_picture, sparkline};
+use cachemate_report::terminal::{TerminalStyle, matrix_picture, sparkline};
 use cachemate_report::text::{
     format_fixed, format_number, format_percent, format_size, value_or_dash,
 };
@@ -45,12 +45,12 @@ impl Predict {
             group: prediction.forecast_all()?,
         };
         session.print_result(self.json.json, &result, || {
-            render(&result, &prediction, session.paint())
+            render(&result, &prediction, session.terminal_style())
         })
     }
 }
 
-fn render(result: &PredictResult, prediction: &Prediction, paint: Paint) -> String {
+fn render(result: &PredictResult, prediction: &Prediction, style: TerminalStyle) -> String {
     let cache = &result.cache;
     let mut text = format!(
         "{}: {} x {} of {}, {}-way, {} CPUs each\n\n",
@@ -63,7 +63,7 @@ fn render(result: &PredictResult, prediction: &Prediction, paint: Paint) -> Stri
     );
     text.push_str(&class_table(&result.programs, prediction));
     text.push('\n');
-    text.push_str(&matrix_picture(&result.matrix, paint));
+    text.push_str(&matrix_picture(&result.matrix, style));
     text.push_str(&interval_table(&result.matrix));
     text.push_str(&timing_lines(
         &result.matrix.names,

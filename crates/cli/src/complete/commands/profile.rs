@@ -229,7 +229,7 @@ fn render(
             points,
         }],
         label,
-        session.paint(),
+        session.terminal_style(),
     ));
     if let Some(positions) = file.stack_positions.first() {
         let other_cache = match (cache_bytes, file.source.kind.as_str()) {

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Instant;
 
 use cachemate_agent::layout::PAGE_BYTES;
-use cachemate_agent::sys::{self, fault};
+use cachemate_agent::sys::{self, userfaultfd};
 
 use super::pool::PagePool;
 use crate::MissingFacility;
@@ -49,7 +49,7 @@ pub fn measure_page_move_ns() -> Result<f64, MissingFacility> {
     let program_pool = new_pool(MEASURED_PAGES)?;
     let fresh_pool = new_pool(MEASURED_PAGES)?;
     let parking_pool = new_pool(1)?;
-    let fault_fd = fault::open();
+    let fault_fd = userfaultfd::open();
     if fault_fd < 0 {
         let reason = format!(
             "userfaultfd: {}",
@@ -63,20 +63,20 @@ pub fn measure_page_move_ns() -> Result<f64, MissingFacility> {
     // SAFETY: a descriptor of our own, closed at the end of this function.
     let _fd_owner =
         unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fault_fd as i32) };
-    if fault::enable_features(fault_fd, fault::MOVE_PAGES) < 0 {
+    if userfaultfd::enable_features(fault_fd, userfaultfd::FEATURE_MOVE) < 0 {
         return refuse_migration(
             "this kernel cannot move pages between frames (UFFDIO_MOVE)",
             "Linux 6.8 or newer",
         );
     }
     let bytes = (MEASURED_PAGES * PAGE_BYTES) as u64;
-    let is_registered = fault::register_range(fault_fd, program_pool.page_address(0) as u64, bytes)
-        >= 0
-        && fault::register_range(
-            fault_fd,
-            parking_pool.page_address(0) as u64,
-            PAGE_BYTES as u64,
-        ) >= 0;
+    let is_registered =
+        userfaultfd::register_range(fault_fd, program_pool.page_address(0) as u64, bytes) >= 0
+            && userfaultfd::register_range(
+                fault_fd,
+                parking_pool.page_address(0) as u64,
+                PAGE_BYTES as u64,
+            ) >= 0;
     // SAFETY: the pool's page; the destination of a move must be absent, and it has no reader.
     unsafe {
         libc::madvise(
@@ -98,12 +98,12 @@ pub fn measure_page_move_ns() -> Result<f64, MissingFacility> {
             fresh_pool.page_address(index),
         );
         let start = Instant::now();
-        if fault::move_page(fault_fd, page as u64, parking_pool.page_address(0) as u64) < 0 {
+        if userfaultfd::move_page(fault_fd, page as u64, parking_pool.page_address(0) as u64) < 0 {
             continue;
         }
         // SAFETY: two pages that hold frames: the fresh one, and the one that was just taken out.
         unsafe { sys::copy_page(parking_pool.page_address(0), fresh_page) };
-        let move_result = fault::move_page(fault_fd, fresh_page as u64, page as u64);
+        let move_result = userfaultfd::move_page(fault_fd, fresh_page as u64, page as u64);
         move_times_ns.push(start.elapsed().as_nanos() as u64);
         if move_result < 0 {
             return refuse_migration(

@@ -27,6 +27,17 @@ pub(crate) struct FakeGroup {
     pub tasks: BTreeSet<i32>,
 }
 
+impl FakeGroup {
+    /// A group of another tool, with these threads and without masks and limits of its own.
+    pub fn with_threads(threads: impl IntoIterator<Item = i32>) -> Self {
+        FakeGroup {
+            masks: BTreeMap::new(),
+            levels: BTreeMap::new(),
+            tasks: threads.into_iter().collect(),
+        }
+    }
+}
+
 /// A host in which caches 0 and 1 are the domains 0 and 8, of eight ways each; masks are contiguous and have at least
 /// two ways.
 pub(crate) struct FakeCat {
@@ -173,7 +184,8 @@ impl FakeCat {
         let below = path.strip_prefix(MOUNT).ok()?;
         let parts: Vec<&str> = below.iter().map(|part| part.to_str().unwrap()).collect();
         match parts[..] {
-            ["info", ..] => None,
+            // Monitoring groups are files of the host, which never change by themselves.
+            ["info" | "mon_groups", ..] | [_, "mon_groups", ..] => None,
             [] => Some((String::new(), "")),
             [file @ ("tasks" | "schemata" | "mon_data")] => Some((String::new(), file)),
             [group] => Some((group.to_string(), "")),

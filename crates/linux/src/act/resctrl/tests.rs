@@ -632,14 +632,11 @@ fn limits_are_restored_after_faults_and_kills_at_any_step() {
 #[test]
 fn the_rest_of_a_plan_is_applied_if_classes_run_out() {
     let mut bench = ResctrlFixture::new();
-    bench.cat.groups.borrow_mut().insert(
-        "db".into(),
-        FakeGroup {
-            masks: BTreeMap::new(),
-            levels: BTreeMap::new(),
-            tasks: [9].into(),
-        },
-    );
+    bench
+        .cat
+        .groups
+        .borrow_mut()
+        .insert("db".into(), FakeGroup::with_threads([9]));
     let plan = [
         share(1, 0, 0, "0-1"),
         share(2, 1, 0, "2-3"),
@@ -708,14 +705,11 @@ fn masks_the_hardware_rejects_are_replaced_or_refused() {
 #[test]
 fn threads_in_others_groups_are_left_there() {
     let mut bench = ResctrlFixture::new();
-    bench.cat.groups.borrow_mut().insert(
-        "db".into(),
-        FakeGroup {
-            masks: BTreeMap::new(),
-            levels: BTreeMap::new(),
-            tasks: [5].into(),
-        },
-    );
+    bench
+        .cat
+        .groups
+        .borrow_mut()
+        .insert("db".into(), FakeGroup::with_threads([5]));
     let plan = [share(1, 0, 0, "0-1"), share(2, 1, 0, "2-3")];
     let applied = bench.apply(&plan);
     assert_eq!(bench.cat.groups_by_thread()[&5], "db");
@@ -737,14 +731,11 @@ fn threads_in_others_groups_are_left_there() {
 fn traffic_in_others_groups_belongs_to_a_process_alone_in_its_group() {
     let mut bench = ResctrlFixture::new();
     for (name, threads) in [("db", vec![5]), ("mixed", vec![6, 7])] {
-        bench.cat.groups.borrow_mut().insert(
-            name.into(),
-            FakeGroup {
-                masks: BTreeMap::new(),
-                levels: BTreeMap::new(),
-                tasks: threads.into_iter().collect(),
-            },
-        );
+        bench
+            .cat
+            .groups
+            .borrow_mut()
+            .insert(name.into(), FakeGroup::with_threads(threads));
     }
     let tasks = bench.tasks.tasks();
     let mut traffic_at = |bytes: u64| {
@@ -760,6 +751,44 @@ fn traffic_in_others_groups_belongs_to_a_process_alone_in_its_group() {
         traffic_at(140),
         BTreeMap::from([(process.process, 80)]),
         "40 bytes on each of two caches"
+    );
+}
+
+/// Is the same true of monitoring groups, and is their traffic not counted again with the class above them?
+#[test]
+fn traffic_in_others_monitoring_groups_counts_once_and_for_one_process() {
+    let mut bench = ResctrlFixture::new();
+    bench
+        .cat
+        .groups
+        .borrow_mut()
+        .insert("db".into(), FakeGroup::with_threads([8]));
+    let monitors = [
+        ("mon_groups/alone", "5\n"),
+        ("mon_groups/pair", "6\n7\n"),
+        ("db/mon_groups/part", "8\n"),
+    ];
+    let tasks = bench.tasks.tasks();
+    let mut traffic_at = |bytes: u64| {
+        for (group, members) in monitors {
+            let dir = format!("{MOUNT}/{group}");
+            bench.cat.host.set_file(&format!("{dir}/tasks"), members);
+            let file = format!("{dir}/mon_data/mon_L3_00/mbm_total_bytes");
+            bench.cat.host.set_file(&file, &format!("{bytes}\n"));
+        }
+        let class = ("db".to_string(), 0);
+        bench.cat.counted.borrow_mut().insert(class, (0, 7 * bytes));
+        bench.ways.process_traffic(&bench.cat, &tasks)
+    };
+    assert!(traffic_at(100).is_empty(), "one reading is no difference");
+    let process_of = |tid: i32| {
+        let task = tasks.iter().find(|task| task.thread.tid == tid);
+        task.unwrap().process
+    };
+    assert_eq!(
+        traffic_at(140),
+        BTreeMap::from([(process_of(5), 40), (process_of(8), 40)]),
+        "the pair belongs to nobody, and the class adds nothing"
     );
 }
 
@@ -833,11 +862,7 @@ fn changes_by_other_processes_are_reported_and_set_again() {
 #[test]
 fn locks_are_respected_and_orphans_swept() {
     let mut bench = ResctrlFixture::new();
-    let empty = || FakeGroup {
-        masks: BTreeMap::new(),
-        levels: BTreeMap::new(),
-        tasks: [6].into(),
-    };
+    let empty = || FakeGroup::with_threads([6]);
     bench.cat.host.add_thread(4, 4, 1, "0-3");
     for name in ["cachemate-3-9-0", "cachemate-4-40-0", "db"] {
         bench.cat.groups.borrow_mut().insert(name.into(), empty());
@@ -873,11 +898,7 @@ fn locks_are_respected_and_orphans_swept() {
 fn a_foreign_lock_on_an_orphan_is_reported() {
     let bench = ResctrlFixture::new();
     let orphan = Path::new(MOUNT).join("cachemate-3-9-0");
-    let group = FakeGroup {
-        masks: BTreeMap::new(),
-        levels: BTreeMap::new(),
-        tasks: [6].into(),
-    };
+    let group = FakeGroup::with_threads([6]);
     bench
         .cat
         .groups
@@ -1070,14 +1091,9 @@ fn the_journal_alone_restores_everything_after_a_kill() {
     ];
     for killed_after in 0..7 {
         let cat = FakeCat::new();
-        cat.groups.borrow_mut().insert(
-            "db".into(),
-            FakeGroup {
-                masks: BTreeMap::new(),
-                levels: BTreeMap::new(),
-                tasks: [8].into(),
-            },
-        );
+        cat.groups
+            .borrow_mut()
+            .insert("db".into(), FakeGroup::with_threads([8]));
         let groups_before = cat.groups.borrow().clone();
         let mut bench = ResctrlFixture::with_cat(cat);
         // Every later write fails, as if the process had been killed.

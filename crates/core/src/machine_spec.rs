@@ -353,6 +353,11 @@ pub struct MemorySchedulingSpec {
     /// Maximum number of reads in flight on a package's bus (on a node's controller if there is no bus); `None` for no
     /// limit.
     pub requests_in_flight: Option<u32>,
+    /// Maximum number of reads that one core has in flight beyond its private caches, prefetches included; `None` for no
+    /// limit but the misses that it overlaps. By Little's law it bounds what a core reads alone. The cycle-level machine
+    /// bounds reads of memory only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub core_requests_in_flight: Option<u32>,
     /// Turnaround of a controller from reads to a batch of writes and back.
     pub turnaround_cycles: u32,
 }
@@ -620,17 +625,21 @@ impl MachineSpec {
                 return spec_error(field, found.to_string(), "a positive number");
             }
         }
-        if let Some(found) = self
-            .memory
-            .scheduling
-            .requests_in_flight
-            .filter(|found| !(1..=4096).contains(found))
-        {
-            return spec_error(
+        let scheduling = &self.memory.scheduling;
+        let numbers_of_requests = [
+            (
                 "memory.scheduling.requests_in_flight",
-                found.to_string(),
-                "1 to 4096",
-            );
+                scheduling.requests_in_flight,
+            ),
+            (
+                "memory.scheduling.core_requests_in_flight",
+                scheduling.core_requests_in_flight,
+            ),
+        ];
+        for (field, found) in numbers_of_requests {
+            if let Some(found) = found.filter(|found| !(1..=4096).contains(found)) {
+                return spec_error(field, found.to_string(), "1 to 4096");
+            }
         }
         if let Some(limits) = self.memory.bandwidth_limits {
             let is_percent = limits.unit == BandwidthUnit::Percent;

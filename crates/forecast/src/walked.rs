@@ -324,9 +324,13 @@ impl PhaseWalker<'_> {
         };
         let reads = demand_fills + prefetch_fills;
         let bus_cycles = (reads + writebacks) * self.machine.cycles_per_line;
-        // A read holds one of the bus's slots for its latency. The walk sees those of all lines but the ones that are
-        // found to have been prefetched only when they are used.
-        let slot_cycles = match self.machine.max_reads {
+        // A read holds one of the bus's slots and of the core's for its latency. The walk sees those of all lines but the
+        // ones that are found to have been prefetched only when they are used.
+        let fewest_slots = [self.machine.max_bus_reads, self.machine.max_core_reads]
+            .into_iter()
+            .flatten()
+            .min();
+        let slot_cycles = match fewest_slots {
             Some(slots) => reads * self.machine.memory_latency_cycles / slots as f64,
             None => 0.0,
         };

@@ -861,8 +861,9 @@ mod tests {
                 // An exponential time outlives another one whose rate is 1 with the probability mean / (1 + mean).
                 let outlives = |mean: f64| lifetime * mean / (1.0 + lifetime * mean);
                 let new = outlives(probation_share);
-                let protected = outlives(1.0 - probation_share);
-                let again = protected + (1.0 - protected) * new;
+                let last_stage = f64::max(probation_share, 0.5);
+                let [first, last] = [1.0 - last_stage, last_stage].map(outlives);
+                let again = first + (1.0 - first) * last;
                 let expected = LineLifetimes::hit_share(new, again);
                 assert!(
                     (hits - expected).abs() < 0.04,

@@ -222,11 +222,11 @@ impl MemorySystem {
                 });
 
         let max_overlap = spec.pipeline.max_misses_in_flight() as f32;
-        // A cache's prefetchers have about as many places of their own.
-        let max_in_flight = if spec.prefetchers.is_empty() {
-            max_overlap
-        } else {
-            2.0 * max_overlap
+        let max_in_flight = match scheduling_spec.core_requests_in_flight {
+            Some(count) => count as f32,
+            None if spec.prefetchers.is_empty() => max_overlap,
+            // A cache's prefetchers have about as many places of their own.
+            None => 2.0 * max_overlap,
         };
 
         MemorySystem {

@@ -73,7 +73,9 @@ pub struct WalkMachine {
     /// Cycles for which a line occupies the narrowest part of the way to memory.
     pub cycles_per_line: f64,
     /// Maximum number of lines that the bus reads at once.
-    pub max_reads: Option<usize>,
+    pub max_bus_reads: Option<usize>,
+    /// Maximum number of lines that the core reads at once from the contended cache and from memory.
+    pub max_core_reads: Option<usize>,
     /// Prefetchers, each with the index of its cache in `levels`.
     pub prefetchers: Vec<(usize, PrefetcherSpec)>,
     /// Lines of a page, as a power of two.
@@ -205,9 +207,13 @@ impl WalkMachine {
             victim: victim.map(level_of),
             memory_latency_cycles: f64::from(memory.local_latency_cycles),
             cycles_per_line: line_bytes as f64 / narrowest_bytes_per_cycle,
-            max_reads: memory
+            max_bus_reads: memory
                 .scheduling
                 .requests_in_flight
+                .map(|count| count as usize),
+            max_core_reads: memory
+                .scheduling
+                .core_requests_in_flight
                 .map(|count| count as usize),
             prefetchers: prefetchers.collect(),
             page_shift: (machine.pages.page_bytes / line_bytes).max(1).ilog2(),
@@ -337,8 +343,16 @@ struct LineEntry {
     line: u64,
     /// Cycle at which it arrives, or at which it was requested if it was prefetched.
     cycle: f64,
-    /// Cycle at which a prefetched line arrives from memory; `None` if the request took no place on the way there.
-    arrival: Option<f64>,
+    /// When a prefetched line arrives; `None` if the request took no place on its way.
+    arrival: Option<PrefetchArrival>,
+}
+
+/// The arrival of a prefetched line from where it is expected to be.
+#[derive(Clone, Copy)]
+struct PrefetchArrival {
+    cycle: f64,
+    /// Whether it is expected beyond the contended cache.
+    is_beyond: bool,
 }
 
 /// Places for lines; a part touches and requests less than half as many.
@@ -382,7 +396,7 @@ impl RecentLines {
         (entry.epoch == self.epoch).then_some(entry)
     }
 
-    fn set(&mut self, line: u64, prefetched_by: u32, cycle: f64, arrival: Option<f64>) {
+    fn set(&mut self, line: u64, prefetched_by: u32, cycle: f64, arrival: Option<PrefetchArrival>) {
         let place = self.place_of(line);
         let is_new = self.entries[place].epoch != self.epoch;
         // Prefetchers with many requests an access may fill the table; the rest is forgotten.
@@ -435,8 +449,9 @@ struct Walk<'a> {
     last_load: Option<usize>,
     loads: u64,
     registers: TakenPlaces,
-    /// Places for reads on the bus; `None` if there is no limit.
-    reads: Option<TakenPlaces>,
+    /// Places for reads on the bus, and of the core; `None` if there is no limit.
+    bus_reads: Option<TakenPlaces>,
+    core_reads: Option<TakenPlaces>,
     bus: BusyTimes,
     busy_until: f64,
     requests: Vec<u64>,
@@ -527,6 +542,13 @@ impl BusyTimes {
     }
 }
 
+/// First cycle from `cycle` on at which there is a place, if places are limited.
+fn first_free_cycle(places: &Option<TakenPlaces>, cycle: f64) -> f64 {
+    places
+        .as_ref()
+        .map_or(cycle, |places| places.first_free_cycle(cycle))
+}
+
 impl<'a> Walk<'a> {
     fn new(
         machine: &'a WalkMachine,
@@ -563,7 +585,8 @@ impl<'a> Walk<'a> {
             last_load: None,
             loads: 0,
             registers: TakenPlaces::new(machine.miss_registers),
-            reads: machine.max_reads.map(TakenPlaces::new),
+            bus_reads: machine.max_bus_reads.map(TakenPlaces::new),
+            core_reads: machine.max_core_reads.map(TakenPlaces::new),
             bus: BusyTimes::default(),
             busy_until: 0.0,
             requests: Vec::new(),
@@ -623,18 +646,34 @@ impl<'a> Walk<'a> {
     /// Takes a place and a gap of the bus for a line that is requested from memory at `cycle`; the result is the cycle
     /// at which it arrives.
     fn read_memory(&mut self, cycle: f64, latency: f64) -> f64 {
-        let place_cycle = match &self.reads {
-            Some(reads) => reads.first_free_cycle(cycle),
-            None => cycle,
-        };
+        let core_cycle = first_free_cycle(&self.core_reads, cycle);
+        let place_cycle = first_free_cycle(&self.bus_reads, core_cycle);
         let line_cycles = self.machine.cycles_per_line;
         let bus_cycle = self.bus.first_gap(place_cycle, line_cycles);
         self.take_bus(bus_cycle, latency);
         let arrival = bus_cycle + latency;
-        if let Some(reads) = &mut self.reads {
-            reads.take(place_cycle, arrival, self.entry_cycle - latency);
+        let past_cycle = self.entry_cycle - latency;
+        if let Some(reads) = &mut self.bus_reads {
+            reads.take(place_cycle, arrival, past_cycle);
+        }
+        if let Some(reads) = &mut self.core_reads {
+            reads.take(core_cycle, arrival, past_cycle);
         }
         arrival
+    }
+
+    /// Takes a place for a line that is requested from the contended cache at `cycle`; the result is the cycle at which it
+    /// arrives.
+    fn read_contended(&mut self, cycle: f64, latency: f64) -> f64 {
+        let place_cycle = first_free_cycle(&self.core_reads, cycle);
+        if let Some(reads) = &mut self.core_reads {
+            reads.take(
+                place_cycle,
+                place_cycle + latency,
+                self.entry_cycle - latency,
+            );
+        }
+        place_cycle + latency
     }
 
     /// Transfers a line in a gap of the bus.
@@ -651,10 +690,10 @@ impl<'a> Walk<'a> {
         let latency = self.machine.memory_latency_cycles;
         let line_cycles = self.machine.cycles_per_line;
         let waiting_share = (self.bus.first_gap(cycle, line_cycles) - cycle) / latency;
-        let taken_share = self
-            .reads
-            .as_ref()
-            .map_or(0.0, |reads| reads.taken_share(cycle));
+        let taken_share = |reads: &Option<TakenPlaces>| {
+            reads.as_ref().map_or(0.0, |reads| reads.taken_share(cycle))
+        };
+        let taken_share = taken_share(&self.bus_reads).max(taken_share(&self.core_reads));
         (1.0 - waiting_share.max(taken_share)).max(0.0)
     }
 
@@ -745,14 +784,17 @@ impl<'a> Walk<'a> {
         }
 
         let latency = self.latency_at(level, access.distance);
-        let is_beyond = level == self.machine.levels.len();
+        let home_level = level;
+        let is_beyond = home_level == self.machine.levels.len();
+        let is_contended = home_level > 0 && home_level + 1 == self.machine.levels.len();
         let mut was_prefetched = false;
         let value_cycle = match (entry, prefetching_level) {
             (Some(entry), None) if is_joined => entry.cycle,
             (_, Some((prefetcher, request))) if level > prefetcher => {
                 let arrival = match request.arrival {
-                    Some(arrival) if is_beyond => arrival,
-                    None if is_beyond => self.read_memory(request.cycle, latency),
+                    Some(arrival) if arrival.is_beyond == is_beyond => arrival.cycle,
+                    _ if is_beyond => self.read_memory(request.cycle, latency),
+                    _ if is_contended => self.read_contended(request.cycle, latency),
                     _ => request.cycle + latency,
                 };
                 was_prefetched = true;
@@ -760,6 +802,7 @@ impl<'a> Walk<'a> {
                 arrival.max(issue_cycle + self.machine.levels[prefetcher].latency_cycles)
             }
             _ if is_beyond => self.read_memory(issue_cycle, latency),
+            _ if is_contended => self.read_contended(issue_cycle, latency),
             _ => issue_cycle + latency,
         };
         // A line that was written passes the bus a second time.
@@ -783,7 +826,7 @@ impl<'a> Walk<'a> {
                 self.registers.take(issue_cycle, value_cycle, past_cycle);
             }
             self.recent.set(access.line, 0, value_cycle, None);
-            self.observe(access.line, level, was_prefetched, is_beyond, issue_cycle);
+            self.observe(access.line, level, was_prefetched, home_level, issue_cycle);
         }
 
         self.first_value_cycles.push(value_cycle);
@@ -844,16 +887,18 @@ impl<'a> Walk<'a> {
     }
 
     /// Shows an access to the prefetchers of the caches that it misses, and of the one that had prefetched its line.
-    /// What they request comes from where this line came from, as far as is known before it is used.
+    /// What they request comes from where this line came from, `home_level`, as far as is known before it is used.
     fn observe(
         &mut self,
         line: u64,
         level: usize,
         was_prefetched: bool,
-        is_beyond: bool,
+        home_level: usize,
         cycle: f64,
     ) {
-        let latency = self.machine.memory_latency_cycles;
+        let latency = self.latency_at(home_level, None);
+        let is_beyond = home_level == self.machine.levels.len();
+        let is_contended = home_level + 1 == self.machine.levels.len();
         for at in 0..self.prefetchers.len() {
             let own_level = self.prefetchers[at].0;
             if own_level > level || own_level == level && !was_prefetched {
@@ -869,7 +914,12 @@ impl<'a> Walk<'a> {
                 if self.recent.find(requested_line).is_some() || self.free_room(cycle) <= 0.0 {
                     continue;
                 }
-                let arrival = is_beyond.then(|| self.read_memory(cycle, latency));
+                let arrival = match () {
+                    () if is_beyond => Some(self.read_memory(cycle, latency)),
+                    () if is_contended => Some(self.read_contended(cycle, latency)),
+                    () => None,
+                };
+                let arrival = arrival.map(|cycle| PrefetchArrival { cycle, is_beyond });
                 let prefetched_by = own_level as u32 + 1;
                 self.recent
                     .set(requested_line, prefetched_by, cycle, arrival);

@@ -26,7 +26,8 @@ fn sample_walk_machine() -> WalkMachine {
         victim: None,
         memory_latency_cycles: LATENCY,
         cycles_per_line: 0.0,
-        max_reads: None,
+        max_bus_reads: None,
+        max_core_reads: None,
         prefetchers: Vec::new(),
         page_shift: 6,
     }
@@ -332,7 +333,7 @@ fn prefetched_lines_hold_places_of_the_bus() {
     };
     for places in [2, 3, 6, 12] {
         let machine = WalkMachine {
-            max_reads: Some(places),
+            max_bus_reads: Some(places),
             prefetchers: vec![(1, streamer)],
             ..sample_walk_machine()
         };
@@ -344,7 +345,7 @@ fn prefetched_lines_hold_places_of_the_bus() {
 
     // In each latency of 200 cycles it needs two lines, which two of 12 places hold.
     let roomy = WalkMachine {
-        max_reads: Some(12),
+        max_bus_reads: Some(12),
         prefetchers: vec![(1, streamer)],
         ..sample_walk_machine()
     };
@@ -354,6 +355,43 @@ fn prefetched_lines_hold_places_of_the_bus() {
         counts.prefetched_misses > 0.9 * counts.needed_lines(),
         "{counts:?}"
     );
+}
+
+/// Do the places of a core bound what it reads from memory and from the contended cache (Little's law), prefetched or
+/// not, and its private caches not at all?
+#[test]
+fn places_of_the_core_bound_its_reads() {
+    let prefetcher = PrefetcherSpec::Streamer {
+        level: CacheLevel::L2,
+        up_streams: 4,
+        down_streams: 4,
+        ahead_lines: 16,
+    };
+    let cycles = |distance: u64, prefetchers: Vec<(usize, PrefetcherSpec)>| {
+        let machine = WalkMachine {
+            max_core_reads: Some(2),
+            prefetchers,
+            ..sample_walk_machine()
+        };
+        let accesses = stream_accesses(1)
+            .into_iter()
+            .map(|access| SampledAccess {
+                distance: Some(distance),
+                ..access
+            })
+            .collect();
+        cycles_per_access(&walk_with(accesses, &machine, &OPTIONS), 1.0)
+    };
+    let levels = sample_walk_machine().levels;
+    for prefetchers in [vec![], vec![(1, prefetcher)]] {
+        let memory = cycles(1 << 40, prefetchers.clone());
+        assert!((memory / (LATENCY / 2.0) - 1.0).abs() < 0.02, "{memory}");
+        let contended = cycles(levels[0].lines, prefetchers.clone());
+        let bound = levels[1].latency_cycles / 2.0;
+        assert!((contended / bound - 1.0).abs() < 0.02, "{contended}");
+        let private = cycles(0, prefetchers);
+        assert!(private < 1.1, "{private}");
+    }
 }
 
 /// Does a working set cost what the level costs that holds it, at every size?

@@ -23,7 +23,7 @@ use super::HwOptions;
 use super::cache_unit::{CacheUnit, DataOrigin, ROOT};
 use super::core_kind::ANY_SHAPE;
 use super::counters::{MissCause, TaskCounters};
-use super::dram::Dram;
+use super::dram::{Dram, MemoryReader};
 use super::line_table::LineTable;
 use super::page_index::{PageIndex, SetBits};
 use super::store::{EXCLUSIVE, EvictedLine, LineMeta, MODIFIED, SHARED, SHARER_BITS, TagStore};
@@ -41,6 +41,16 @@ pub(crate) struct CacheRequest {
     pub task: u16,
     pub class: u8,
     pub package: u32,
+    pub core: u32,
+}
+
+impl CacheRequest {
+    pub fn reader(&self) -> MemoryReader {
+        MemoryReader {
+            package: self.package,
+            core: self.core,
+        }
+    }
 }
 
 /// The response to a request.
@@ -634,6 +644,8 @@ impl Caches {
                 task,
                 class: 0,
                 package,
+                // Nothing is read from memory.
+                core: 0,
             };
             self.snoop_other_roots(root, &request, SnoopAction::Invalidate);
             self.fill(

@@ -48,6 +48,13 @@ impl RequestSlots {
     }
 }
 
+/// Who reads from memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemoryReader {
+    pub package: u32,
+    pub core: u32,
+}
+
 pub(crate) struct Dram {
     local_latency_ticks: u64,
     remote_latency_ticks: u64,
@@ -64,6 +71,8 @@ pub(crate) struct Dram {
     turnaround_ticks: u64,
     /// Request slots by package, or by node if packages have no bus; empty if requests in flight are not limited.
     request_slots: Vec<RequestSlots>,
+    /// Request slots by core; empty if a core's requests in flight are not limited.
+    core_slots: Vec<RequestSlots>,
     /// Number of lines of each node that were written since the start.
     written_lines: Vec<u64>,
 }
@@ -79,12 +88,12 @@ impl Dram {
             vec![(bus, BusCounters::default()); spec.packages as usize]
         });
 
-        let empty_slots = memory
-            .scheduling
-            .requests_in_flight
-            .map(|depth| RequestSlots {
+        let slots_of_groups = |depth: Option<u32>, group_count: u32| {
+            let empty_slots = depth.map(|depth| RequestSlots {
                 return_ticks: vec![0; depth as usize],
             });
+            empty_slots.map_or(Vec::new(), |slots| vec![slots; group_count as usize])
+        };
         let group_count = if buses.is_empty() {
             memory.nodes
         } else {
@@ -92,8 +101,11 @@ impl Dram {
         };
 
         Dram {
-            request_slots: empty_slots
-                .map_or(Vec::new(), |window| vec![window; group_count as usize]),
+            request_slots: slots_of_groups(memory.scheduling.requests_in_flight, group_count),
+            core_slots: slots_of_groups(
+                memory.scheduling.core_requests_in_flight,
+                spec.packages * spec.cores_per_package,
+            ),
             scheduling_spec: memory.scheduling,
             turnaround_ticks: u64::from(memory.scheduling.turnaround_cycles) * ticks_per_cycle,
             written_lines: vec![0; memory.nodes as usize],
@@ -186,16 +198,19 @@ impl Dram {
     pub fn read(
         &mut self,
         address: u64,
-        package: u32,
+        reader: MemoryReader,
         bytes: u64,
         tick: u64,
         is_prefetch: bool,
     ) -> (u64, u64, DataOrigin) {
+        let MemoryReader { package, core } = reader;
         let slots_index = self.slots_index(address, package);
-        let (slot, slot_wait) = self
-            .request_slots
-            .get(slots_index)
-            .map_or((0, 0), |window| window.first_free_slot(tick));
+        let free_slot_of = |slots: Option<&RequestSlots>, tick: u64| {
+            slots.map_or((0, 0), |slots| slots.first_free_slot(tick))
+        };
+        let (core_slot, core_wait) = free_slot_of(self.core_slots.get(core as usize), tick);
+        let (slot, bus_wait) = free_slot_of(self.request_slots.get(slots_index), tick + core_wait);
+        let slot_wait = core_wait + bus_wait;
         let purpose = if is_prefetch {
             TransferPurpose::Prefetch
         } else {
@@ -207,14 +222,18 @@ impl Dram {
             true => (self.local_latency_ticks, DataOrigin::LocalMemory),
             false => (self.remote_latency_ticks, DataOrigin::RemoteMemory),
         };
-        if let Some(window) = self.request_slots.get_mut(slots_index) {
-            window.return_ticks[slot] = tick + queued_ticks + latency;
+        let return_tick = tick + queued_ticks + latency;
+        if let Some(slots) = self.core_slots.get_mut(core as usize) {
+            slots.return_ticks[core_slot] = return_tick;
+        }
+        if let Some(slots) = self.request_slots.get_mut(slots_index) {
+            slots.return_ticks[slot] = return_tick;
         }
 
-        if slot_wait > 0
+        if bus_wait > 0
             && let Some((_, counters)) = self.buses.get_mut(package as usize)
         {
-            counters.queue_ticks += slot_wait;
+            counters.queue_ticks += bus_wait;
         }
         (latency, queued_ticks, origin)
     }
@@ -238,8 +257,8 @@ impl Dram {
     /// Share of the path that is free for prefetches, in thousandths: 1000 if no request is waiting
     /// or in flight, 0 if more is waiting than one access takes, or all requests are in flight.
     /// With first come, first served, it is either 0 or 1000.
-    pub fn free_room_permille(&self, address: u64, package: u32, tick: u64) -> u64 {
-        let backlog = self.backlog_ticks(address, package, tick);
+    pub fn free_room_permille(&self, address: u64, reader: MemoryReader, tick: u64) -> u64 {
+        let backlog = self.backlog_ticks(address, reader.package, tick);
         if !self.scheduling_spec.demand_priority {
             return if backlog > self.local_latency_ticks {
                 0
@@ -249,26 +268,39 @@ impl Dram {
         }
         let waiting_permille = (backlog * 1000 / self.local_latency_ticks.max(1)).min(1000);
         let taken_permille = self
-            .request_slots
-            .get(self.slots_index(address, package))
-            .map_or(0, |window| window.taken_slots_permille(tick));
+            .slots_on_path(address, reader)
+            .map(|slots| slots.taken_slots_permille(tick))
+            .max()
+            .unwrap_or(0);
         1000 - waiting_permille.max(taken_permille)
     }
 
     /// Whether [`Dram::free_room_permille`] is above 0.
-    pub fn has_free_room(&self, address: u64, package: u32, tick: u64) -> bool {
-        let backlog = self.backlog_ticks(address, package, tick);
+    pub fn has_free_room(&self, address: u64, reader: MemoryReader, tick: u64) -> bool {
+        let backlog = self.backlog_ticks(address, reader.package, tick);
         if !self.scheduling_spec.demand_priority {
             return backlog <= self.local_latency_ticks;
         }
-        let window = self.request_slots.get(self.slots_index(address, package));
         backlog < self.local_latency_ticks.max(1)
-            && window.is_none_or(|window| {
-                window
+            && self.slots_on_path(address, reader).all(|slots| {
+                slots
                     .return_ticks
                     .iter()
                     .any(|&free_tick| free_tick <= tick)
             })
+    }
+
+    fn slots_on_path(
+        &self,
+        address: u64,
+        reader: MemoryReader,
+    ) -> impl Iterator<Item = &RequestSlots> {
+        let shared_slots = self
+            .request_slots
+            .get(self.slots_index(address, reader.package));
+        shared_slots
+            .into_iter()
+            .chain(self.core_slots.get(reader.core as usize))
     }
 
     /// Ticks that a request would wait after all others, at the bus or the controller.

@@ -33,6 +33,7 @@ pub(crate) struct CoreFrontEnd {
     pub l1d: usize,
     pub l1i: Option<usize>,
     pub package: u32,
+    pub core: u32,
     pub is_in_order: bool,
     /// Whether a store that misses blocks its context, for want of a store buffer.
     pub stores_block: bool,
@@ -59,7 +60,7 @@ impl CoreFrontEnd {
         is_store: bool,
         thread: &HwThread,
     ) -> CacheRequest {
-        let (task, class, package) = (thread.slot_number(), thread.class, self.package);
+        let (task, class) = (thread.slot_number(), thread.class);
         CacheRequest {
             address,
             tick,
@@ -68,7 +69,8 @@ impl CoreFrontEnd {
             is_prefetch: false,
             task,
             class,
-            package,
+            package: self.package,
+            core: self.core,
         }
     }
 

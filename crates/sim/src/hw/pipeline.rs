@@ -98,6 +98,7 @@ impl Core {
             l1d,
             l1i,
             package,
+            core: number,
             is_in_order,
             stores_block: matches!(
                 machine.pipeline,

@@ -557,7 +557,7 @@ impl Caches {
         }
         let (latency_ticks, queued_ticks, origin) = self.dram.read(
             request.address,
-            request.package,
+            request.reader(),
             bytes,
             request.tick,
             request.is_prefetch,
@@ -578,7 +578,7 @@ impl Caches {
         if let Some(prefetcher) = &mut self.units[index].prefetcher {
             let free_room_permille = || {
                 self.dram
-                    .free_room_permille(request.address, request.package, request.tick)
+                    .free_room_permille(request.address, request.reader(), request.tick)
             };
             prefetcher.observe_demand(line, free_room_permille, |line| {
                 self.due_prefetches.push((index, line))
@@ -605,7 +605,7 @@ impl Caches {
             if unit.store.find(line).is_some()
                 || !self
                     .dram
-                    .has_free_room(address, request.package, request.tick)
+                    .has_free_room(address, request.reader(), request.tick)
             {
                 continue;
             }

@@ -218,7 +218,7 @@ pub fn build_machine(
         KeySource::known(has_classes.then_some(())),
         "caches.way_partitions",
     );
-    sources.add(KeySource::Assumed, "pipeline.loads_pass, caches.replacement, caches.write, caches.inclusion, coherence, memory.remote_latency_cycles, memory.scheduling, pages, os, counters");
+    sources.add(KeySource::Assumed, "pipeline.loads_pass, caches.replacement, caches.write, caches.inclusion, coherence, memory.remote_latency_cycles, memory.scheduling.demand_priority, pages, os, counters");
     let measured_levels = apply_calibration(&mut caches, calibration, clock_hertz, cycles_of);
     sources.add_caches(&caches, &measured_levels);
     let memory_ns = calibration.map_or(ASSUMED_MEMORY_NS, |host| host.memory_ns.value);
@@ -257,7 +257,7 @@ pub fn build_machine(
     );
     sources.add(
         KeySource::measured(calibration),
-        "memory.local_latency_cycles, pipeline.mshrs, mispredict_cycles, prefetchers",
+        "memory.local_latency_cycles, memory.scheduling.core_requests_in_flight, pipeline.mshrs, mispredict_cycles, prefetchers",
     );
     let has_seen_streams_together = calibration.filter(|host| {
         streaming_cores == 1
@@ -304,6 +304,8 @@ pub fn build_machine(
             bandwidth_limits: None,
             scheduling: MemorySchedulingSpec {
                 demand_priority: true,
+                core_requests_in_flight: calibration
+                    .map(|host| core_reads_in_flight(host).round().clamp(1.0, 4096.0) as u32),
                 ..MemorySchedulingSpec::default()
             },
         },
@@ -547,12 +549,35 @@ fn memory_bandwidth(host: &HostCalibration, streaming_cores: u32, package_cores:
         // How much streams slow each other down was not measured.
         return f64::from(streaming_cores) * alone;
     };
+    let reads = saturating_bandwidth(host, alone, together, cores, 1.0);
+    // A written line passes the bus twice, so that streams that write are nearer to saturation.
+    let writes = host.bandwidth.cache_write.map(|together| {
+        let alone = host.bandwidth.core_write.value;
+        saturating_bandwidth(host, alone, together.value, streaming_cores, 2.0)
+    });
+    writes.map_or(reads, |writes| reads.max(writes))
+}
+
+/// Lines that a core has on their way while it reads as fast as it can (Little's law).
+fn core_reads_in_flight(host: &HostCalibration) -> f64 {
+    host.bandwidth.core_read.value * host.memory_ns.value / 64e9
+}
+
+/// The bandwidth at which this number of streams, each of which reads or writes `alone` bytes per second by itself, take
+/// `together`, while each of their lines passes the bus so many times.
+fn saturating_bandwidth(
+    host: &HostCalibration,
+    alone: f64,
+    together: f64,
+    cores: u32,
+    passes: f64,
+) -> f64 {
     let source = LineSource {
         cycles: 64e9 / alone,
         has_own_waits: true,
-        lines: 1.0,
+        lines: passes,
         reads: 1.0,
-        max_in_flight: 2.0 * host.overlapped_misses.value,
+        max_in_flight: core_reads_in_flight(host),
         round_trip_cycles: host.memory_ns.value,
         together_lines: 1.0,
         random_share: 1.0,
@@ -567,7 +592,10 @@ fn memory_bandwidth(host: &HostCalibration, streaming_cores: u32, package_cores:
         f64::from(cores) * 64e9 / cycles
     };
     // Streams that hardly slow each other down show a lower bound only.
-    let (mut low, mut high) = (together, (2.0 * together).max(f64::from(cores) * alone));
+    let (mut low, mut high) = (
+        passes * together,
+        passes * (2.0 * together).max(f64::from(cores) * alone),
+    );
     for _ in 0..40 {
         let middle = 0.5 * (low + high);
         if throughput_at(middle) < together {

@@ -621,8 +621,8 @@ pub fn measure_host(
         cache_write: stream_together(&part.cpus, bytes, true)?,
         package_read: stream_together(other_caches_cpus, bytes, false)?,
     };
-    let memory_ns = latencies.memory_ns().value;
-    let lifetimes = measure_shared_lifetimes(&sampler, &part, memory_ns);
+    let memory_ns = latencies.memory_ns();
+    let lifetimes = measure_shared_lifetimes(&sampler, &part, memory_ns.value);
     let neighbors_now = sample_pool(&mut sampler, &part, lifetimes)?;
     let stream_insertion = match (part.cpus.get(1), latencies.fit) {
         (Some(&cpu), Some(fit)) => {
@@ -687,8 +687,10 @@ pub fn measure_host(
         private_bytes: latencies.fitted(|fit| fit.private_bytes),
         shared_level: part.shared.level,
         shared_bytes: latencies.fitted(|fit| fit.cache_bytes),
-        shared_ns: latencies.fitted(|fit| fit.cache_ns),
-        memory_ns: latencies.memory_ns(),
+        shared_ns: lifetimes
+            .map(|found| found.resident_ns)
+            .or_else(|| latencies.fitted(|fit| fit.cache_ns)),
+        memory_ns,
         overlapped_misses,
         parallel_walks,
         strides,
@@ -855,6 +857,8 @@ struct Latencies {
     fit: Option<LatencyFit>,
     /// The fit of each part of the samples.
     fits: Vec<LatencyFit>,
+    /// Time for a line that no cache has; `None` where caches cannot be emptied.
+    emptied_ns: Option<Estimate>,
 }
 
 impl Latencies {
@@ -887,7 +891,9 @@ impl Latencies {
             .points
             .last()
             .map_or(Estimate::exact(self.loop_ns), |(_, latency)| *latency);
-        self.fitted(|fit| fit.memory_ns).unwrap_or(largest)
+        self.emptied_ns
+            .or_else(|| self.fitted(|fit| fit.memory_ns))
+            .unwrap_or(largest)
     }
 }
 
@@ -967,7 +973,22 @@ fn measure_latencies(
         private,
         fits: parts.filter_map(|points| fit_points(&points)).collect(),
         points,
+        emptied_ns: measure_emptied(&sampler.buffer),
     })
+}
+
+/// Measures the time for lines that were removed from all caches: no share of hits needs to be assumed, which is never known
+/// where others fill the shared cache too.
+fn measure_emptied(buffer: &LineBuffer) -> Option<Estimate> {
+    let bytes = EMPTIED_BYTES.min(buffer.bytes());
+    let mut step_ns = Vec::new();
+    for _ in 0..EMPTIED_ROUNDS {
+        if !buffer.empty_caches(bytes) {
+            return None;
+        }
+        step_ns.push(look_for_lines(buffer, bytes));
+    }
+    at_quantile(step_ns, LOWER_QUARTILE)
 }
 
 /// Bandwidth of streams on all of these CPUs at once; `None` with fewer than two, or if threads were kept from running in all
@@ -1066,6 +1087,7 @@ fn measure_pool(
     let SharedLifetimes {
         mean_ns: mean_lifetime_ns,
         lifetimes,
+        ..
     } = lifetimes;
     let memory_line_ns = sampler.time_of(TimedLoop::Read).value;
     let largest_bytes = part.shared_bytes.min(sampler.buffer.bytes() / 2) as f64;
@@ -1091,6 +1113,10 @@ fn measure_pool(
 const PAUSES_US: [u64; 7] = [100, 300, 1000, 3000, 10_000, 30_000, 100_000];
 /// Number of times that each pause is made.
 const PAUSE_ROUNDS: usize = 7;
+/// Lines that are removed from all caches: more pages than a core keeps translations of, as in programs that miss.
+const EMPTIED_BYTES: u64 = 64 << 20;
+/// Number of times that they are.
+const EMPTIED_ROUNDS: usize = 15;
 /// Smallest ratio of half times that can be told from what a pass over the lines takes.
 const MIN_PROBATION_SHARE: f64 = 0.02;
 /// Share of the lines whose loss ends their lifetime.
@@ -1157,6 +1183,8 @@ fn half_time_ns(
 /// How lines of this system leave the shared cache while it touches none.
 #[derive(Clone, Copy)]
 struct SharedLifetimes {
+    /// Time for a line that is resident.
+    resident_ns: Estimate,
     /// Mean of lines that were touched again.
     mean_ns: f64,
     lifetimes: LineLifetimes,
@@ -1203,9 +1231,9 @@ fn measure_shared_lifetimes(
     };
     let [again, new] = LINE_TOUCHES.map(times_after);
     // Lines that were touched again and are looked for at once are resident.
-    let resident_ns = at_quantile(again.as_ref()?.0[0].clone(), LOWER_QUARTILE)?.value;
+    let resident_ns = at_quantile(again.as_ref()?.0[0].clone(), LOWER_QUARTILE)?;
     let half_time = |(step_ns, ages_us): (Vec<Vec<f64>>, [u64; LIFETIME_PAUSES_US.len()])| {
-        Some(half_time_ns(&ages_us, step_ns, [resident_ns, memory_ns])?.value)
+        Some(half_time_ns(&ages_us, step_ns, [resident_ns.value, memory_ns])?.value)
     };
     let again_ns = half_time(again?)?;
     let new_ns = new.and_then(half_time);
@@ -1213,6 +1241,7 @@ fn measure_shared_lifetimes(
         LineLifetimes::of_half_times((new_ns / again_ns).max(MIN_PROBATION_SHARE))
     });
     Some(SharedLifetimes {
+        resident_ns,
         mean_ns: again_ns / lifetimes.half_time(),
         lifetimes,
     })
@@ -1227,18 +1256,23 @@ fn step_ns_after(
     pause: Duration,
     pass_ns: &mut Vec<f64>,
 ) -> f64 {
-    let (lines, looked_lines) = (bytes / 64, bytes / 64 / 16);
     let mut start = Instant::now();
     for _ in 0..touches {
         start = Instant::now();
-        buffer.scatter::<false>(bytes, lines);
+        buffer.scatter::<false>(bytes, bytes / 64);
     }
     pass_ns.push(start.elapsed().as_nanos() as f64);
 
     compute_for(pause);
+    look_for_lines(buffer, bytes)
+}
+
+/// Time for one of the first of some lines, each far from the one before it and dependent on it.
+fn look_for_lines(buffer: &LineBuffer, bytes: u64) -> f64 {
+    let steps = bytes / 64 / 16;
     let start = Instant::now();
-    buffer.scatter::<true>(bytes, looked_lines);
-    start.elapsed().as_nanos() as f64 / looked_lines as f64
+    buffer.scatter::<true>(bytes, steps);
+    start.elapsed().as_nanos() as f64 / steps as f64
 }
 
 /// Measures how much of a walk over half of what this system owns of the shared cache a stream on another CPU evicts, in a cache

@@ -1,7 +1,7 @@
 //! Latency and bandwidth.
 
 use super::*;
-use crate::hw::dram::Dram;
+use crate::hw::dram::{Dram, MemoryReader};
 
 /// Dependent loads around a shuffled ring of `lines` lines.
 fn ring(lines: u64, loads: usize) -> Vec<Access> {
@@ -203,12 +203,12 @@ fn streams_saturate_at_the_bus_and_at_the_cache_port() {
     assert!((rate / 8.0 - 1.0).abs() < 0.02, "{rate} bytes a cycle");
 }
 
-/// Does a limit of requests in flight bound a stream at requests x line / latency (Little's law), with or without
-/// prefetchers?
+/// Does a limit of requests in flight, of a bus or of a core, bound a stream at requests x line / latency (Little's
+/// law), with or without prefetchers?
 #[test]
 fn requests_in_flight_bound_a_stream_by_littles_law() {
     for depth in [1, 4, 12] {
-        for prefetch in [false, true] {
+        for (prefetch, is_of_core) in [(false, false), (true, false), (false, true), (true, true)] {
             let mut spec = sample_machine();
             spec.pipeline = CoreModel::OutOfOrder {
                 issue_width: 2,
@@ -226,7 +226,8 @@ fn requests_in_flight_bound_a_stream_by_littles_law() {
             spec.prefetchers = vec![streamer];
             spec.memory.scheduling = MemorySchedulingSpec {
                 demand_priority: true,
-                requests_in_flight: Some(depth),
+                requests_in_flight: (!is_of_core).then_some(depth),
+                core_requests_in_flight: is_of_core.then_some(depth),
                 turnaround_cycles: 0,
             };
 
@@ -262,8 +263,8 @@ fn a_turn_from_reads_to_writes_costs_once_a_batch() {
         let mut spec = spec.clone();
         spec.memory.scheduling = MemorySchedulingSpec {
             demand_priority: demand_first,
-            requests_in_flight: None,
             turnaround_cycles,
+            ..MemorySchedulingSpec::default()
         };
         let stores = (0..20_000)
             .map(|line| Access::store(line * 64, 0))
@@ -346,14 +347,18 @@ fn reads_in_flight_stay_in_order() {
         spec.memory.scheduling = MemorySchedulingSpec {
             demand_priority: true,
             requests_in_flight,
-            turnaround_cycles: 0,
+            ..MemorySchedulingSpec::default()
+        };
+        let reader = MemoryReader {
+            package: 0,
+            core: 0,
         };
         let mut dram = Dram::new(&spec, 1);
         dram.write(0, 0, 64, 0);
         let prefetched: Vec<u64> = (1..4)
-            .map(|line| dram.read(line * 64, 0, 64, 0, true).1)
+            .map(|line| dram.read(line * 64, reader, 64, 0, true).1)
             .collect();
-        (prefetched, dram.read(4 * 64, 0, 64, 0, false).1)
+        (prefetched, dram.read(4 * 64, reader, 64, 0, false).1)
     };
 
     // 32 cycles a line.

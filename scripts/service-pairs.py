@@ -62,6 +62,8 @@ class Group:
 
     def __init__(self, slice_dir, name):
         self.name, self.dir = f"pair-{name}.service", slice_dir / f"pair-{name}.service"
+        if self.dir.exists():
+            self.dir.rmdir()  # left empty by a run that was killed; one with processes stays, and is an error
         self.dir.mkdir(parents=True)
 
     def start(self, command, user=None):

@@ -358,6 +358,10 @@ extern "C" fn run_handler(argument: *mut c_void) -> *mut c_void {
         IS_READY.store(true, Ordering::Release);
         agent.serve();
         SERVED_PID.store(0, Ordering::Release);
+    } else {
+        let reason =
+            b"refused the program's memory could not be registered, or its page map not read\n";
+        sys::write_at_start(agent.files().status_fd, reason);
     }
     IS_READY.store(true, Ordering::Release);
     core::ptr::null_mut()

@@ -141,7 +141,10 @@ fn a_colored_program_prints_its_usual_output() {
 }
 
 /// The directory of the counting process, once its agent is running.
-fn agent_of(marker: &str) -> Option<PathBuf> {
+/// The agent's directory of the program with this marker, or its process and the reason why the agent did not start.
+/// A refusal is no fault: a noisy host may hide the difference between hits and misses just then, and the program runs
+/// as usual.
+fn agent_of(marker: &str) -> Option<Result<PathBuf, (i32, String)>> {
     for session in std::fs::read_dir("/dev/shm/cachemate-color")
         .ok()?
         .flatten()
@@ -154,11 +157,12 @@ fn agent_of(marker: &str) -> Option<PathBuf> {
             let pid = process.file_name().to_string_lossy().into_owned();
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let counts = String::from_utf8_lossy(&line).ends_with(&format!("moves\0{marker}\0"));
-            if counts
-                && std::fs::read_to_string(process.path().join("status"))
-                    .is_ok_and(|text| text.contains("turn"))
-            {
-                return Some(process.path());
+            let report = counts
+                .then(|| AgentReport::read(&LinuxHost::new("/"), &process.path()).ok())
+                .flatten();
+            if let Some(report) = report {
+                let refusal = |reason| (pid.parse().unwrap(), reason);
+                return Some(report.account.map(|_| process.path()).map_err(refusal));
             }
         }
     }
@@ -204,7 +208,13 @@ fn a_recolored_program_ends_as_usual_if_its_launcher_is_killed() {
             start.elapsed() < PATIENCE + Duration::from_secs(180),
             "the program did not end, {turns} turns"
         );
-        if let Some(agent) = agent_of(&each) {
+        let agent = agent_of(&each);
+        if let Some(Err((_, reason))) = &agent {
+            launcher.wait().unwrap(); // ends with the program, whose additions are few
+            report_unchecked("a launcher that is killed", reason);
+            return;
+        }
+        if let Some(Ok(agent)) = agent {
             let wanted = if turns % 2 == 0 {
                 "00000000ffffff00a\n"
             } else {
@@ -267,8 +277,11 @@ struct RecoloredProgram {
 const BEFORE: &str = "00000000000000ffa\n";
 
 impl RecoloredProgram {
-    /// Starts both; `None` if the colors cannot be distinguished now.
-    fn start(case: usize, shake: bool) -> Option<Self> {
+    /// Starts both.
+    ///
+    /// # Errors
+    /// The reason why the program cannot be colored now.
+    fn start(case: usize, shake: bool) -> Result<Self, String> {
         let dir = tempfile::tempdir().unwrap();
         // Practically endless, and distinguishes this program from others.
         let each = format!("9000000{case:02}{:05}", std::process::id() % 100_000);
@@ -285,11 +298,16 @@ impl RecoloredProgram {
         );
         let start = Instant::now();
         let agent = loop {
-            if let Some(agent) = agent_of(&each) {
-                break agent;
+            match agent_of(&each) {
+                Some(Ok(agent)) => break agent,
+                Some(Err((pid, reason))) => {
+                    signal(pid, Signal::KILL);
+                    return Err(reason);
+                }
+                None => {}
             }
             if program.0.try_wait().unwrap().is_some() {
-                return None;
+                return Err("the colors are no longer told apart".to_string());
             }
             assert!(
                 start.elapsed() < PATIENCE + Duration::from_secs(180),
@@ -305,7 +323,7 @@ impl RecoloredProgram {
             acting_config("static-partition", 50, &pid) + HALVES
         };
         let daemon = start_daemon(dir.path(), &config);
-        Some(RecoloredProgram {
+        Ok(RecoloredProgram {
             dir,
             program,
             agent,
@@ -369,9 +387,12 @@ fn a_plan_recolors_a_running_program_despite_kills() {
         .into_iter()
         .enumerate()
     {
-        let Some(mut shown) = RecoloredProgram::start(index, case == "both") else {
-            report_unchecked("a plan in colors", "the colors are no longer told apart");
-            return;
+        let mut shown = match RecoloredProgram::start(index, case == "both") {
+            Ok(shown) => shown,
+            Err(reason) => {
+                report_unchecked("a plan in colors", reason);
+                return;
+            }
         };
         let under_way = |status: &Value| {
             status["pending"]

@@ -244,6 +244,9 @@ impl IntervalEngine {
                 .step_by(spec.contexts_per_core as usize)
         };
 
+        let mut occupancy_model = OccupancyModel::new(capacity as f32, last_level.replacement);
+        occupancy_model.set_neighbors(neighbor_bytes_per_cycle / line_bytes);
+
         Some(IntervalEngine {
             hertz,
             min_step_cycles: MIN_STEP_CYCLES.max(if neighbor_bytes_per_cycle > 0.0 {
@@ -265,11 +268,7 @@ impl IntervalEngine {
             programs: Vec::new(),
             slots: Slots::default(),
             free_slots: Vec::new(),
-            occupancy_models: vec![
-                OccupancyModel::new(capacity as f32, last_level.replacement)
-                    .with_neighbors(neighbor_bytes_per_cycle / line_bytes);
-                model_count
-            ],
+            occupancy_models: vec![occupancy_model; model_count],
             node_of_model: package_of_model
                 .iter()
                 .map(|&package| memory.node_of(package))

@@ -181,13 +181,6 @@ impl OccupancyModel {
     }
 
     /// Lets other systems fill the cache too.
-    pub fn with_neighbors(self, neighbor_lines_per_cycle: f64) -> Self {
-        OccupancyModel {
-            neighbor_lines_per_cycle,
-            ..self
-        }
-    }
-
     pub fn set_neighbors(&mut self, neighbor_lines_per_cycle: f64) {
         self.neighbor_lines_per_cycle = neighbor_lines_per_cycle;
     }

@@ -415,7 +415,6 @@ impl RecentLines {
 }
 
 /// What a core executes until a mispredicted branch is decided; it is taken to join the right path at once.
-#[derive(Clone, Copy)]
 struct WrongPath {
     /// Number of instructions when the branch entered the window.
     instructions: f64,

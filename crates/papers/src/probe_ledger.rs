@@ -8,9 +8,13 @@ pub struct ProbeLedger {
     /// Processor time that probes have cost.
     pub spent_ns: f64,
     processor_ns: f64,
-    /// Time that one entry of the last log took; `None` until a log with a cost was recorded.
+    /// Time that one entry of the last log of [`MIN_ENTRIES`] took; `None` until one with a cost was recorded.
     pub entry_ns: Option<f64>,
 }
+
+/// A shorter log tells nothing about the cost of an entry: that of a program that hardly misses costs time and has hardly
+/// an entry, and would make every later log look unaffordable.
+const MIN_ENTRIES: usize = 1_000;
 
 impl ProbeLedger {
     /// Records the costs of a window.
@@ -22,8 +26,9 @@ impl ProbeLedger {
             self.spent_ns += cost_ns;
             if let ProbeEvidence::Trace { lines, .. } = &result.evidence
                 && cost_ns > 0.0
+                && lines.len() >= MIN_ENTRIES
             {
-                self.entry_ns = Some(cost_ns / lines.len().max(1) as f64);
+                self.entry_ns = Some(cost_ns / lines.len() as f64);
             }
         }
     }
@@ -36,5 +41,56 @@ impl ProbeLedger {
     /// The time by which probes have cost more than this share of processor time; negative if they have cost less.
     pub fn excess_ns(&self, max_share: f64) -> f64 {
         self.spent_ns - max_share * self.processor_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cachemate_core::test_support::{
+        NullPredictor, capabilities_fixture, observation_fixture, topology_fixture,
+    };
+    use cachemate_core::{
+        AddressKind, EventCounts, Plan, ProbeId, ProbeResult, Profiles, TaskId, WindowLength,
+    };
+
+    use super::*;
+
+    /// Does the log of a program that misses nothing, which costs time and has one entry, leave others affordable?
+    #[test]
+    fn a_log_without_entries_does_not_make_others_dear() {
+        let log = |entries: usize, cost_ns: u64| ProbeResult {
+            probe: ProbeId(1),
+            evidence: ProbeEvidence::Trace {
+                task: TaskId(0),
+                space: AddressKind::Virtual,
+                line_bytes: 64,
+                lines: vec![0; entries],
+                code_positions: Vec::new(),
+                lost: None,
+                counts: EventCounts::exact([]),
+                elapsed_ns: 1,
+            },
+            cost_ns: vec![(Some(TaskId(0)), cost_ns)],
+            complete: true,
+        };
+        let mut ledger = ProbeLedger::default();
+        let mut record = |results: Vec<ProbeResult>| {
+            let mut observation = observation_fixture(1, 1);
+            observation.probe_results = results;
+            ledger.record_window(&View {
+                topology: &topology_fixture(2),
+                capabilities: &capabilities_fixture(&[]),
+                observation: &observation,
+                profiles: &Profiles::new(),
+                previous_plan: &Plan::idle(WindowLength::Time { ns: 1 }),
+                predictor: &NullPredictor,
+                verdicts: &(),
+            });
+            ledger.entry_ns
+        };
+        assert_eq!(record(vec![log(1, 1_000_000)]), None);
+        assert_eq!(record(vec![log(2_000, 3_000_000)]), Some(1_500.0));
+        assert_eq!(record(vec![log(1, 1_000_000)]), Some(1_500.0));
+        assert_eq!(record(vec![log(1_000, 2_000_000)]), Some(2_000.0));
     }
 }

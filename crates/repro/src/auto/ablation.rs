@@ -80,7 +80,7 @@ fn gain_finding(
     let family_gains = |family: MixFamily| -> Vec<f64> {
         mixes
             .iter()
-            .filter(|mix| mix.family == family)
+            .filter(|mix| mix.family == family.name())
             .map(|mix| gain_over_percent(mix, contender))
             .collect()
     };

@@ -25,6 +25,15 @@ pub fn confidence_bounds(values: &[f64]) -> (f64, f64) {
     )
 }
 
+/// The lower bound of the geometric mean of gains, in percent.
+pub fn lower_bound(percents: &[f64]) -> f64 {
+    let logs: Vec<f64> = percents
+        .iter()
+        .map(|percent| (percent / 100.0).max(-0.999).ln_1p())
+        .collect();
+    100.0 * confidence_bounds(&logs).0.exp_m1()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,7 +4,7 @@ use cachemate_core::MachineSpec;
 use cachemate_interval::IntervalJob;
 
 use super::MACHINES;
-use super::draw::{FAMILIES, MixFamily, draw_mix_jobs};
+use super::draw::{FAMILIES, draw_mix_jobs};
 use super::run::{AutoContender, ContenderRun, run};
 use crate::setup::load_machine;
 use crate::{ExperimentContext, Result};
@@ -85,7 +85,8 @@ impl ContenderScore {
 /// One mix with all scores.
 #[derive(Clone, Debug)]
 pub struct AutoMix {
-    pub family: MixFamily,
+    /// The name of a [`MixFamily`], or `recorded`.
+    pub family: &'static str,
     pub machine: String,
     pub seed: u64,
     /// Scores by machine seed, then by contender.
@@ -260,31 +261,51 @@ pub fn score_all_mixes(
                     continue;
                 };
 
-                context.report_progress(&format!("{}, {} {seed}", machine.name, family.name()));
-                let solo_progress =
-                    context.run_all(&jobs, |job| measure_solo_progress(machine, job, length_ns))?;
-                let seeded_contenders: Vec<(u64, &AutoContender)> = (1..=MACHINE_SEEDS)
-                    .flat_map(|seed| contenders.iter().map(move |compared| (seed, compared)))
-                    .collect();
-                let scores = context.run_all(&seeded_contenders, |(machine_seed, contender)| {
-                    let outcome = run(machine, &jobs, contender, seed ^ machine_seed, length_ns)?;
-                    Ok(score_run(&jobs, &solo_progress, &outcome, length_ns))
-                })?;
-                let scores_by_seed = scores
-                    .chunks(contenders.len())
-                    .map(<[ContenderScore]>::to_vec)
-                    .collect();
-                scored_mixes.push(AutoMix {
-                    family,
-                    machine: machine.name.clone(),
-                    seed,
-                    scores_by_seed,
-                });
+                let mix = score_mix(
+                    context,
+                    machine,
+                    (family.name(), seed),
+                    &jobs,
+                    contenders,
+                    length_ns,
+                )?;
+                scored_mixes.push(mix);
             }
         }
     }
 
     Ok(scored_mixes)
+}
+
+/// Runs one mix under all contenders, on several machine seeds.
+pub fn score_mix(
+    context: &ExperimentContext<'_>,
+    machine: &MachineSpec,
+    (family, seed): (&'static str, u64),
+    jobs: &[IntervalJob],
+    contenders: &[AutoContender],
+    length_ns: u64,
+) -> Result<AutoMix> {
+    context.report_progress(&format!("{}, {family} {seed}", machine.name));
+    let solo_progress =
+        context.run_all(jobs, |job| measure_solo_progress(machine, job, length_ns))?;
+    let seeded_contenders: Vec<(u64, &AutoContender)> = (1..=MACHINE_SEEDS)
+        .flat_map(|seed| contenders.iter().map(move |compared| (seed, compared)))
+        .collect();
+    let scores = context.run_all(&seeded_contenders, |(machine_seed, contender)| {
+        let outcome = run(machine, jobs, contender, seed ^ machine_seed, length_ns)?;
+        Ok(score_run(jobs, &solo_progress, &outcome, length_ns))
+    })?;
+
+    Ok(AutoMix {
+        family,
+        machine: machine.name.clone(),
+        seed,
+        scores_by_seed: scores
+            .chunks(contenders.len())
+            .map(<[ContenderScore]>::to_vec)
+            .collect(),
+    })
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod ablation;
 mod bounds;
 pub mod draw;
 mod families;
+mod recorded;
 mod results;
 mod run;
 
@@ -28,5 +29,8 @@ pub const MACHINES: [&str; 3] = [
 ];
 
 /// Experiments that are not from a paper: their ids in `experiments.toml`, and the function that runs them.
-pub(crate) const EXPERIMENTS: &[ExperimentRun] =
-    &[("AUTO", results::run), ("AUTO-ABLATION", ablation::run)];
+pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
+    ("AUTO", results::run),
+    ("AUTO-ABLATION", ablation::run),
+    ("AUTO-RECORDED", recorded::run),
+];

@@ -2,7 +2,7 @@
 
 use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar};
 
-use super::bounds::confidence_bounds;
+use super::bounds::{confidence_bounds, lower_bound};
 use super::draw::{FAMILIES, MixFamily};
 use super::families::{AUTO_INDEX, AutoMix, RIVALS, ScoreKind, contender_list, score_all_mixes};
 use super::run::AutoContender;
@@ -31,15 +31,6 @@ fn mean_gain_over(mix: &AutoMix, baseline: usize) -> f64 {
     mean(mix.gain_percents(AUTO_INDEX, baseline))
 }
 
-/// The lower bound of the geometric mean of gains, in percent.
-fn lower_bound(percents: &[f64]) -> f64 {
-    let logs: Vec<f64> = percents
-        .iter()
-        .map(|percent| (percent / 100.0).max(-0.999).ln_1p())
-        .collect();
-    100.0 * confidence_bounds(&logs).0.exp_m1()
-}
-
 fn minimum_target(target: f64) -> ResultTarget {
     ResultTarget::AtLeast {
         target,
@@ -57,7 +48,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let family_mixes = |family: MixFamily| {
         mixes
             .iter()
-            .filter(|mix| mix.family == family)
+            .filter(|mix| mix.family == family.name())
             .collect::<Vec<&AutoMix>>()
     };
 
@@ -263,7 +254,7 @@ fn below_default_finding(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> 
         .map(|mix| {
             format!(
                 "{} {} on {} ({:+.1} %)",
-                mix.family.name(),
+                mix.family,
                 mix.seed,
                 mix.machine,
                 mean_gain_over(mix, 0)
@@ -316,7 +307,7 @@ fn floor_finding(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Finding
 
 /// Gains of a contender over the default on each mix of a family, as means over machine seeds.
 fn family_gains(mixes: &[AutoMix], family: MixFamily, contender: usize) -> Vec<f64> {
-    let own_mixes = mixes.iter().filter(|mix| mix.family == family);
+    let own_mixes = mixes.iter().filter(|mix| mix.family == family.name());
     own_mixes
         .map(|mix| mean(mix.gain_percents(contender, 0)))
         .collect()
@@ -337,7 +328,7 @@ fn gain_points(mixes: &[AutoMix]) -> Vec<DataPoint> {
     }
 
     for mix in mixes {
-        let point_label = format!("{} {} on {}", mix.family.name(), mix.seed, mix.machine);
+        let point_label = format!("{} {} on {}", mix.family, mix.seed, mix.machine);
         points.push(DataPoint::from_values(
             "auto, each mix",
             point_label.clone(),

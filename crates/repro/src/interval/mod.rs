@@ -11,7 +11,7 @@ mod draw;
 #[cfg(test)]
 mod forecast_tests;
 pub mod nominal;
-mod offline;
+pub(crate) mod offline;
 mod online;
 mod predict;
 mod score;

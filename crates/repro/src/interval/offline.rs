@@ -23,7 +23,7 @@ use crate::{ExperimentContext, ReproError};
 const MACHINES: [&str; 2] = ["xeon-x5365-4", "opteron-2350"];
 
 /// The bundled recordings of one thread, by name; a program of several threads cannot be measured alone.
-fn single_thread_recordings() -> Result<Vec<(String, PathBuf)>, ReproError> {
+pub(crate) fn single_thread_recordings() -> Result<Vec<(String, PathBuf)>, ReproError> {
     let mut recordings = Vec::new();
     for (name, path) in bundled_recordings() {
         let reader = CmtReader::open(&path).map_err(failed(&name))?;

@@ -18,6 +18,8 @@ pub type CoRunners = Vec<(TaskId, PhaseId)>;
 pub struct MeasuredSizes {
     /// By task, phase and bytes of the partition that the task had to itself.
     sizes: BTreeMap<(TaskId, PhaseId), BTreeMap<u64, (f64, u32)>>,
+    /// By task and phase, the fewest misses that were counted on an undivided cache of this size, whoever shared it.
+    undivided: BTreeMap<(TaskId, PhaseId), CountedSize>,
     /// By the tasks that shared an undivided cache.
     shared: BTreeMap<CoRunners, SharedCounts>,
     /// Number of records of shared caches so far.
@@ -43,6 +45,8 @@ pub struct CountedSize {
 /// combinations of kinds.
 const MAX_SHARED_SETS: usize = 256;
 
+/// Windows from which on the count beside any co-runners bounds the misses with the whole cache.
+const MIN_WINDOWS: u32 = 3;
 /// Number of windows after which more of them make a count no more certain, because counts decay.
 const MAX_WINDOWS: u32 = 20;
 
@@ -70,6 +74,7 @@ impl MeasuredSizes {
             live_tasks.contains(&task) && !has_passed
         };
         self.sizes.retain(|key, _| is_valid(key));
+        self.undivided.retain(|key, _| is_valid(key));
         self.shared.retain(|tasks, _| tasks.iter().all(is_valid));
     }
 
@@ -79,11 +84,30 @@ impl MeasuredSizes {
         record_longest(sizes.entry(bytes as u64).or_default(), count);
     }
 
-    /// Records the misses per instruction of some of these tasks while they share a cache, likewise. The set that was
-    /// recorded longest ago is forgotten if there are too many.
-    pub fn record_shared(&mut self, tasks: CoRunners, counts: &[(TaskId, (f64, u32))]) {
+    /// Records the misses per instruction of some of these tasks while they share a cache of this size, likewise. The
+    /// set that was recorded longest ago is forgotten if there are too many.
+    pub fn record_shared(&mut self, bytes: f64, tasks: CoRunners, counts: &[(TaskId, (f64, u32))]) {
         if counts.is_empty() {
             return;
+        }
+        for &(task, phase) in &tasks {
+            let count = counts.iter().find(|(other, _)| *other == task);
+            let Some((_, (misses_per_instr, _))) =
+                count.filter(|(_, (_, windows))| *windows >= MIN_WINDOWS)
+            else {
+                continue;
+            };
+            let counted = CountedSize {
+                bytes,
+                misses_per_instr: *misses_per_instr,
+            };
+            let fewest = self
+                .undivided
+                .entry((task, phase_key(phase)))
+                .or_insert(counted);
+            if counted.misses_per_instr < fewest.misses_per_instr {
+                *fewest = counted;
+            }
         }
         self.record_count += 1;
         let shared = self.shared.entry(tasks).or_default();
@@ -109,19 +133,25 @@ impl MeasuredSizes {
             .map(|(task, (misses, _))| (*task, *misses))
     }
 
-    /// The counts of a task in this phase, in rising order of size.
+    /// The counts of a task in this phase, in rising order of size. Of an undivided cache, a task had no more than the
+    /// whole, so the fewest misses counted there bound those with the whole: beyond the partitions, they say how much
+    /// there is to be gained from more space.
     pub fn points(&self, task: TaskId, phase: PhaseId) -> Vec<CountedSize> {
-        let points = self
-            .sizes
-            .get(&(task, phase_key(phase)))
-            .into_iter()
-            .flatten();
-        points
+        let key = (task, phase_key(phase));
+        let sizes = self.sizes.get(&key).into_iter().flatten();
+        let mut points: Vec<CountedSize> = sizes
             .map(|(&bytes, &(misses, _))| CountedSize {
                 bytes: bytes as f64,
                 misses_per_instr: misses,
             })
-            .collect()
+            .collect();
+        if let Some((largest, whole)) = points.last().zip(self.undivided.get(&key))
+            && whole.bytes > largest.bytes
+            && whole.misses_per_instr < largest.misses_per_instr
+        {
+            points.push(*whole);
+        }
+        points
     }
 }
 
@@ -146,9 +176,9 @@ mod tests {
         let known = |sizes: &MeasuredSizes, kind| sizes.shared_misses(&tasks(kind)).count();
         let sets = MAX_SHARED_SETS as u32 + 9;
         for kind in 0..sets {
-            sizes.record_shared(tasks(kind), &[(TaskId(0), (0.01, 3))]);
+            sizes.record_shared(4096.0, tasks(kind), &[(TaskId(0), (0.01, 3))]);
             // The first set is met again all the time.
-            sizes.record_shared(tasks(0), &[(TaskId(1), (0.02, 3))]);
+            sizes.record_shared(4096.0, tasks(0), &[(TaskId(1), (0.02, 3))]);
         }
         assert_eq!(sizes.shared.len(), MAX_SHARED_SETS);
         assert_eq!(
@@ -190,5 +220,29 @@ mod tests {
         );
         sizes.retain(&BTreeSet::new(), |_| phase(5, None));
         assert_eq!(points_of(&sizes, (1, Some(7))), []);
+    }
+
+    /// Does a count beside others bound the misses with the whole cache, once a smaller partition was counted, and do
+    /// counts of few windows, of other phases, or of more misses not?
+    #[test]
+    fn the_fewest_shared_misses_bound_those_with_the_whole_cache() {
+        let (task, mut sizes) = (TaskId(1), MeasuredSizes::default());
+        let kind = phase(3, Some(7));
+        let beside = |other: u32| vec![(task, kind), (TaskId(other), phase(0, None))];
+        sizes.record_shared(4096.0, beside(2), &[(task, (0.002, 3))]);
+        sizes.record_shared(4096.0, beside(3), &[(task, (0.004, 9))]);
+        sizes.record_shared(4096.0, beside(4), &[(task, (0.0, 2))]);
+        assert_eq!(sizes.points(task, kind), []);
+        sizes.record(task, kind, 1024.0, (0.01, 3));
+        let rates = |sizes: &MeasuredSizes| -> Vec<(f64, f64)> {
+            let points = sizes.points(task, kind).into_iter();
+            points
+                .map(|point| (point.bytes, point.misses_per_instr))
+                .collect()
+        };
+        assert_eq!(rates(&sizes), [(1024.0, 0.01), (4096.0, 0.002)]);
+        sizes.record(task, kind, 2048.0, (0.001, 3));
+        assert_eq!(rates(&sizes), [(1024.0, 0.01), (2048.0, 0.001)]);
+        assert_eq!(sizes.points(task, phase(3, Some(8))), []);
     }
 }

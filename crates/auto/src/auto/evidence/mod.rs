@@ -112,7 +112,11 @@ impl TaskEvidence {
             Some((speed.misses_per_instr?, speed.windows))
         };
 
-        let sizes = problem.exclusive_bytes(layout);
+        let fetches_of = |task: TaskId| {
+            let speed = self.speeds.observed_speed(task)?;
+            Some(speed.misses_per_instr? / speed.elapsed_cycles_per_instr)
+        };
+        let sizes = problem.exclusive_bytes(layout, fetches_of);
         for (problem_task, bytes) in problem.tasks.iter().zip(sizes) {
             let Some(bytes) = bytes else {
                 continue;
@@ -129,16 +133,15 @@ impl TaskEvidence {
         let can_divide = |site: usize| problem.sites[site].partition_units.is_some();
         let is_shared =
             |site: usize| layout.partitions[site].is_empty() && layout.rotations[site].is_none();
-        for tasks in co_runners(view, problem, layout, |site| {
+        for (site, tasks) in co_runners(view, problem, layout, |site| {
             can_divide(site) && is_shared(site)
-        })
-        .into_values()
-        {
+        }) {
             let counts: Vec<(TaskId, (f64, u32))> = tasks
                 .iter()
                 .filter_map(|(task, _)| Some((*task, count_of(&self.speeds, *task)?)))
                 .collect();
-            self.measured_sizes.record_shared(tasks, &counts);
+            let bytes = problem.sites[site].bytes;
+            self.measured_sizes.record_shared(bytes, tasks, &counts);
         }
     }
 

@@ -13,6 +13,10 @@ use super::decided_plan::drop_starving_schedules;
 use super::problem::{PlanningProblem, ProblemTask};
 use super::sites::{CacheSite, CpuSites};
 
+/// Largest fetches of the tasks outside of all partitions, relative to those of a task with a partition, beside which
+/// it counts as having its partition to itself.
+const MAX_OUTSIDE_SHARE: f64 = 0.1;
+
 /// Tasks that share a partition of a cache.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PartitionMembers {
@@ -416,30 +420,41 @@ impl PlanningProblem {
         Some(self.share_bytes(site, partition))
     }
 
-    /// The bytes of the partition that each task has to itself; `None` if it shares its space or takes turns.
-    pub fn exclusive_bytes(&self, layout: &SiteLayout) -> Vec<Option<f64>> {
+    /// The bytes of the partition that each task has to itself; `None` if it shares its space or takes turns. Tasks
+    /// outside of all partitions may use every partition of their site: they share it, unless they fetch far fewer lines
+    /// per cycle than the task with the partition.
+    pub fn exclusive_bytes(
+        &self,
+        layout: &SiteLayout,
+        fetches_of: impl Fn(TaskId) -> Option<f64>,
+    ) -> Vec<Option<f64>> {
         let mut is_partitioned = vec![false; self.tasks.len()];
         for (site, partitions) in layout.partitions.iter().enumerate() {
             for &index in partitions.iter().flat_map(|group| &group.members) {
                 is_partitioned[index] |= layout.site_by_task[index] == Some(site);
             }
         }
-        // Tasks outside of all partitions may use every partition.
-        let outside = (0..self.tasks.len()).filter(|&index| !is_partitioned[index]);
-        let open_sites: BTreeSet<usize> = outside
-            .filter_map(|index| layout.site_by_task[index])
-            .collect();
+        let mut outside_fetches = vec![Some(0.0); self.sites.len()];
+        for index in (0..self.tasks.len()).filter(|&index| !is_partitioned[index]) {
+            if let Some(site) = layout.site_by_task[index] {
+                let fetches = fetches_of(self.tasks[index].task);
+                outside_fetches[site] = outside_fetches[site].zip(fetches).map(|(a, b)| a + b);
+            }
+        }
 
         let mut sizes = vec![None; self.tasks.len()];
         for (site, partitions) in layout.partitions.iter().enumerate() {
-            if layout.rotations[site].is_some() || open_sites.contains(&site) {
+            let Some(outside) = outside_fetches[site].filter(|_| layout.rotations[site].is_none())
+            else {
                 continue;
-            }
+            };
             for group in partitions {
                 if let [index] = group.members[..]
                     && layout.site_by_task[index] == Some(site)
                 {
-                    sizes[index] = Some(self.share_bytes(site, Some(group)));
+                    let own = fetches_of(self.tasks[index].task).unwrap_or(0.0);
+                    let is_exclusive = outside <= MAX_OUTSIDE_SHARE * own;
+                    sizes[index] = is_exclusive.then(|| self.share_bytes(site, Some(group)));
                 }
             }
         }

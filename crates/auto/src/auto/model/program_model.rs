@@ -302,7 +302,9 @@ impl ProgramModel {
                 }),
         };
 
-        let (most, fewest) = (program.curve.misses[1], program.curve.misses[STEPS]);
+        // Beyond the log's reach the curve is a guess, so a count within its error says nothing about the log.
+        let most = program.curve.misses[1];
+        let fewest = program.curve.misses[STEPS] - program.curve.errors[STEPS].below;
         match measured_misses {
             Some(count) if count > most => program.add_unlogged_misses(most, count),
             Some(count) if count < fewest => program.add_unlogged_misses(fewest, count),
@@ -466,7 +468,10 @@ impl ProgramModel {
     /// differs from the curve. Each access has one reuse distance: if it misses contrary to the curve with one size,
     /// the curve is wrong by at most that access with any other. If the count is above the curve, points of less space
     /// rise only to the count, which bounds them from below: a stream, whose log ends early, misses as often with any
-    /// space.
+    /// space. If the count is below, the accesses that hit contrary to the curve have distances of which only the upper
+    /// bound is known, the occupancy, so they are taken to be spread evenly below it: points of less space fall in
+    /// proportion to their space. Otherwise a loop that the log did not see whole would seem to need no more than the
+    /// log's reach.
     pub fn shift_within_error(&mut self, composed_bytes: f64, misses: f64) {
         let misses_deviation = misses - self.misses_at(composed_bytes);
         let error_on_side = |error: &ErrorBounds| {
@@ -497,7 +502,11 @@ impl ProgramModel {
         let last_step = (low + 1..=STEPS).find(is_counted).unwrap_or(STEPS);
         let points = curve.misses.iter_mut().zip(&mut curve.errors).enumerate();
         for (step, (rate, error)) in points.take(last_step + 1).skip(first_step) {
-            let max_shift = misses_deviation.abs();
+            let mut max_shift = misses_deviation.abs();
+            if misses_deviation < 0.0 && step < low {
+                let (distance, occupancy) = (step - first_step, position_steps - first_step as f64);
+                max_shift *= distance as f64 / occupancy;
+            }
             let shift = error_share * error_on_side(error);
             // Between the two points beside it, the curve passes through the count.
             let shift = if step == low || step == low + 1 {

@@ -274,6 +274,40 @@ fn a_stream_misses_as_often_with_less_space() {
     assert_eq!(calibrated.odds_ratio, 1.0);
 }
 
+/// If hardly any misses are counted although the log ended before the curve fell, is the program still forecast to
+/// miss with little more space than the log has seen, and not beyond the space that it had?
+#[test]
+fn a_loop_larger_than_the_log_keeps_its_space() {
+    let (reach, rate, count) = (0.05 * CACHE, 0.004, 4e-6);
+    let curve: SizeCurve = (1..=16u64)
+        .map(|step| {
+            let bytes = step * CACHE as u64 / 16;
+            let tail = 1000.0 * rate * (reach / bytes as f64).powf(0.1);
+            let unknown = Estimate {
+                value: tail,
+                low: 0.0,
+                high: 1000.0 * rate,
+            };
+            (bytes, unknown)
+        })
+        .collect();
+    let profile = Profile::default().with_misses(CacheLevel::L3, curve, FactSource::MissTrace);
+    let speed = ObservedSpeed {
+        cycles_per_instr: 0.25,
+        misses_per_instr: Some(count),
+        references_per_instr: Some(0.08),
+        stall_cycles_per_miss: Some(200.0),
+        cpu_demand: 1.0,
+        ..ObservedSpeed::default()
+    };
+    let inputs = inputs_of(&profile, speed, None, MemoryDistance::default());
+    let mut program = ProgramModel::from_inputs(&inputs).unwrap();
+    program.calibrate(0.6 * CACHE, CACHE, count);
+    let slowdown = |share: f64| program.cycles_with_bytes(share * CACHE, 0.0, 0.0) / 0.25;
+    assert!(slowdown(0.0625) > 3.0, "{}", slowdown(0.0625));
+    assert!((slowdown(0.6) - 1.0).abs() < 0.02, "{}", slowdown(0.6));
+}
+
 /// Do cycles follow from the measurements, and does a task without a cost of misses have no model?
 #[test]
 fn cycles_follow_from_the_measurements() {

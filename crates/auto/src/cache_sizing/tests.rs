@@ -191,21 +191,22 @@ fn curves_are_requested_before_a_cache_is_divided() {
 }
 
 /// The result of a trace that cost one nanosecond for each entry.
-fn trace_result(probe: ProbeId, task: TaskId, entries: u64) -> ProbeResult {
+/// A log of a hundred entries for each nanosecond that it cost.
+fn trace_result(probe: ProbeId, task: TaskId, cost_ns: u64) -> ProbeResult {
     ProbeResult {
         probe,
         evidence: ProbeEvidence::Trace {
             task,
             space: AddressKind::Virtual,
             line_bytes: 64,
-            lines: vec![0; entries as usize],
+            lines: vec![0; 100 * cost_ns as usize],
             code_positions: Vec::new(),
             lost: None,
             counts: EventCounts::default(),
             elapsed_ns: 1,
         },
         complete: true,
-        cost_ns: vec![(Some(task), entries)],
+        cost_ns: vec![(Some(task), cost_ns)],
     }
 }
 
@@ -251,7 +252,7 @@ fn a_later_phase_is_traced_once_all_traces_are_paid_for() {
 /// Is a log that was too short for the whole cache recorded once more, as soon as that is paid for, and only once?
 #[test]
 fn a_log_that_was_too_short_is_recorded_once_more() {
-    let mut world = World::needy_beside_stream(COLORS, "confirms = false\ntrace_entries = 10");
+    let mut world = World::needy_beside_stream(COLORS, "confirms = false\ntrace_entries = 1000");
     let profile = world.view.profiles.get_mut(&TaskId(0)).unwrap();
     profile.phase.kind = Some(Fact::new(0, FactSource::PhaseDetector, 0));
     let curve = profile
@@ -275,7 +276,7 @@ fn a_log_that_was_too_short_is_recorded_once_more() {
         matches!(
             request[..],
             [ProbeRequest {
-                kind: ProbeKind::MissTrace { entries: 40, .. },
+                kind: ProbeKind::MissTrace { entries: 4000, .. },
                 ..
             }]
         ),

@@ -526,7 +526,7 @@ fn render_page(
         .for_each(|comparison| text.push_str(&comparison_table(comparison, &origins)));
 
     text.push_str(
-        "\n## Runs\n\n| run | seeds | date | version | command |\n|---|---|---|---|---|\n",
+        "\n## Runs\n\n| run | seeds | date | version | `cachemate repro` |\n|---|---|---|---|---|\n",
     );
     for (
         index,
@@ -543,8 +543,9 @@ fn render_page(
         let age_mark = if *version == newest { "" } else { " †" };
         let day = date.split('T').next().unwrap_or_default();
         let seeds_text = format_seeds(used);
+        let arguments = command.strip_prefix("cachemate repro ").unwrap_or(command);
         text.push_str(&format!(
-            "| {} | {seeds_text}{form_text} | {day} | {version}{age_mark} | `{command}` |\n",
+            "| {} | {seeds_text}{form_text} | {day} | {version}{age_mark} | `{arguments}` |\n",
             index + 1
         ));
     }
@@ -900,7 +901,7 @@ mod tests {
         let row = "| X-1 | gain | at least 1 | 1.25 %, met (1); 0.500 ± 0.250 %, **missed** (2) |";
         assert!(page.contains(row), "{page}");
         assert!(
-            page.contains("| 1 | 1 | 2026-11-22 | 2 | `cachemate repro X-1 --seed 1` |"),
+            page.contains("| 1 | 1 | 2026-11-22 | 2 | `X-1 --seed 1` |"),
             "{page}"
         );
         assert!(
